@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitmods.adapters.apply import as_vit, preserved, verify
-from vitmods.adapters.running import find_inputs, run, tensors_of
-from vitmods.adapters.surgery import difference, parts_of, width_of
+from vitmods.adapters.running import difference, find_inputs, run, tensors_of
+from vitmods.adapters.surgery import parts_of, width_of
 from vitmods.changes import Change
 from vitmods.changes.insertions import After, Heads, OnBranch
 from vitmods.model.flops import count_macs, count_params

@@ -20,9 +20,14 @@ def on_first(output: Any, function: Edit) -> Any:
     return function(output) if isinstance(output, Tensor) else (function(output[0]), *output[1:])
 
 
-def scaling(name: str) -> Callable[[Tensor], Mapping[str, Edit]]:
-    """What multiplies the output of a module by factors of channels."""
-    return lambda factors: {name: lambda x: x * factors}
+def scaling(name: str, axis: int = -1) -> Callable[[Tensor], Mapping[str, Edit]]:
+    """What multiplies the output of a module by factors of its channels, on the last axis or on axis 1."""
+    return lambda factors: {name: lambda x: x * along(factors, x, axis)}
+
+
+def along(values: Tensor, x: Tensor, axis: int) -> Tensor:
+    """Values of channels in a shape in which they lie along an axis of ``x``, the last or axis 1."""
+    return values if axis == -1 else values.view(-1, *[1] * (x.ndim - 2))
 
 
 def tolerance_of(model: nn.Module) -> float:

@@ -1,7 +1,7 @@
 """Runs a model of any library on a small input that is made for it."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -129,6 +129,14 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_of(item)
+
+
+def difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """The largest difference of outputs, relative to the largest of each."""
+    if [out.shape for out in before] != [out.shape for out in after]:
+        return float("nan")
+    pairs = zip(before, after, strict=True)
+    return max((float((a - b).abs().max() / a.abs().max().clamp_min(1e-12)) for a, b in pairs), default=float("nan"))
 
 
 def reads_last(model: nn.Module, inputs: Inputs) -> bool | None:
