@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitmods.adapters.apply import as_vit, preserved, verify
-from vitmods.adapters.running import difference, find_inputs, run, tensors_of
+from vitmods.adapters.inputs import find_inputs
+from vitmods.adapters.running import difference, run, tensors_of
 from vitmods.adapters.surgery import parts_of, width_of
 from vitmods.changes import Change
 from vitmods.changes.insertions import After, Heads, OnBranch

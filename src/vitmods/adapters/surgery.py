@@ -28,6 +28,7 @@ from vitmods.adapters.anatomy import (
 from vitmods.adapters.exact_rms import center_stream, rms_swaps
 from vitmods.adapters.grid import UNKNOWN, ReadsMask, give_grids
 from vitmods.adapters.heads import PREFIX, HeadPlace, HeadSearch
+from vitmods.adapters.inputs import find_inputs
 from vitmods.adapters.inserts import Factors, Gates, Insert, InsertedNorm, PatchNorms, Scale, StemOfImages
 from vitmods.adapters.norm_choice import choose_norms, is_frozen
 from vitmods.adapters.opened import open_attentions
@@ -39,7 +40,6 @@ from vitmods.adapters.running import (
     check_not_wrapped,
     copy_model,
     difference,
-    find_inputs,
     hooked,
     reads_last,
     run,

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from vitmods.adapters.huggingface import open_changed_huggingface
+from vitmods.adapters.inputs import find_inputs
 from vitmods.adapters.replay import TOLERANCE
-from vitmods.adapters.running import difference, find_inputs, tensors_of
+from vitmods.adapters.running import difference, tensors_of
 from vitmods.adapters.surgery import outputs_of, width_of
 from vitmods.changes import Change
 from vitmods.study.arms import FunctionSpec
