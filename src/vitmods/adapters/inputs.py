@@ -18,6 +18,7 @@ PATCHES = (16, 8, 4, 2, 32)  # where the stem does not say it
 CHANNELS = (3, 1, 4, 2)
 MOST_PREFIX = 8  # class tokens and registers in a table of positions
 MOST_TRIED = 200
+_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 
 
 def find_inputs(model: nn.Module, example: Any, width: int) -> Inputs | None:
@@ -81,8 +82,8 @@ def _named_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
 
 
 def _tables(model: nn.Module) -> list[int]:
-    """Numbers of positions that tables (..., positions, C) or (1, C, rows, columns) may have, of a width C that a linear
-    map puts out; a table may be a parameter, a buffer, or a tensor that the model keeps."""
+    """Numbers of positions that tables (..., positions, C) or (1, C, rows, columns) may have, of a width C that a
+    linear map puts out; a table may be a parameter, a buffer, or a tensor that the model keeps."""
     dims = {widths(model.get_submodule(name))[1] for name in maps_of(model)}
     counts: dict[int, None] = {}
     for module in model.modules():
@@ -100,33 +101,44 @@ def _shapes(model: nn.Module, tables: list[int]) -> Iterator[tuple[int, ...]]:
     stems = list(_stems(model))
     for axes in (2, 3, 1):
         grids = [grid for table in tables for grid in _grids(table, axes)] or [(side,) * axes for side in SIDES]
-        for (channels, *sides), grid in product([stem for stem in stems if len(stem) == axes + 1], grids):
-            yield channels, *(count * side for count, side in zip(grid, sides, strict=True))
+        for (channels, steps, kernel), grid in product([stem for stem in stems if len(stem[1]) == axes], grids):
+            yield channels, *(count * step for count, step in zip(grid, steps, strict=True))
+            if kernel != steps:  # overlapping patches, without padding
+                yield channels, *((n - 1) * s + k for n, s, k in zip(grid, steps, kernel, strict=True))
 
 
-def _stems(model: nn.Module) -> Iterator[tuple[int, ...]]:
-    """Channels and sides of a patch: of the convolutions and pools, one after the other, or of a linear map of patches
-    that are cut already."""
-    sides: dict[int, tuple[int, ...]] = {}
-    channels: dict[int, int] = {}
-    for module in model.modules():
-        stride: Any = getattr(module, "stride", None)
-        if isinstance(module, nn.modules.conv._ConvNd | nn.modules.pooling._MaxPoolNd | nn.modules.pooling._AvgPoolNd):
-            axes = len(module.kernel_size) if isinstance(module, nn.modules.conv._ConvNd) else max(sides, default=2)
-            steps = (stride,) * axes if isinstance(stride, int) else tuple(stride)
-            before = sides.get(axes, (1,) * axes)
-            sides[axes] = tuple(a * b for a, b in zip(before, steps, strict=True))
-            channels.setdefault(axes, getattr(module, "in_channels", 3))
-            yield channels[axes], *sides[axes]
-    values = [widths(model.get_submodule(name))[0] for name in maps_of(model)[:1]]
+def _stems(model: nn.Module) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Channels, steps and sides of patches: those of a linear map of patches that are cut already, or of convolutions
+    and pools one after the other."""
+    first = [model.get_submodule(name) for name in maps_of(model)[:1]]
+    values = [widths(m)[0] for m in first if isinstance(m, nn.Linear)]
+    cuts = [m for m in model.modules() if isinstance(m, nn.Unfold)]
     for value, count in product(values, CHANNELS):
         for frames in (1, 2, 4):
             side = isqrt(value // (count * frames))
             if count * frames * side * side == value:
-                yield (count, side, side) if frames == 1 else (count, frames, side, side)
+                sides = (frames, side, side)[frames == 1 :]
+                yield count, sides, sides
+                yield from ((count, _tuple(cut.stride, 2), sides) for cut in cuts if frames == 1)
         if value % count == 0:
-            yield count, value // count
-    yield from ((count, side, side) for count, side in product(channels.values() or CHANNELS[:2], PATCHES))
+            yield count, (value // count,), (value // count,)
+    passed: dict[int, tuple[int, tuple[int, ...]]] = {}  # by axes
+    for module in model.modules() if not values else ():
+        stride: Any = getattr(module, "stride", None)
+        if isinstance(module, (nn.modules.conv._ConvNd, *_POOLS)):
+            is_pool = not isinstance(module, nn.modules.conv._ConvNd)
+            axes = max(passed, default=2) if is_pool else len(module.kernel_size)  # type: ignore[arg-type]
+            channels, before = passed.get(axes, (3 if is_pool else module.in_channels, (1,) * axes))
+            steps = tuple(a * b for a, b in zip(before, _tuple(stride, axes), strict=True))
+            kernel = tuple(a * b for a, b in zip(before, _tuple(module.kernel_size, axes), strict=True))
+            passed[axes] = (channels, steps)  # type: ignore[assignment]
+            yield channels, steps, kernel  # type: ignore[misc]
+    for channels, side in product([channels for channels, _ in passed.values()] or CHANNELS[:2], PATCHES):
+        yield channels, (side, side), (side, side)
+
+
+def _tuple(value: Any, axes: int) -> tuple[int, ...]:
+    return (value,) * axes if isinstance(value, int) else tuple(value)
 
 
 def _grids(positions: int, axes: int) -> Iterator[tuple[int, ...]]:

@@ -46,7 +46,8 @@ class Attend:
 class Timeline(TorchDispatchMode):
     """What happens in a run: ``ends`` is when each module that runs last ends, ``firsts`` when it first does, both in
     numbers of modules that have ended; ``attends`` are softmax and fused attention, but not a softmax over the channels
-    that a linear map puts out (a router, a classifier)."""
+    that a linear map puts out (a router, a classifier) or of one weight for each token (pooling).
+    Nothing is seen of a model that does not run then, as one with compiled attention (``flex_attention``)."""
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,15 +72,21 @@ class Timeline(TorchDispatchMode):
                 module.register_forward_pre_hook(lambda m, a, name=name: self._stack.append(name)),
                 module.register_forward_hook(partial(end, name=name)),
             ]
-        with hooked(hooks), self:
-            run(model, inputs)
+        with hooked(hooks):
+            try:
+                with self:
+                    run(model, inputs)
+            except Exception:
+                self._stack, self._time, self.attends = [], 0, []
+                run(model, inputs)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.__name__
         shape, axis = self._mapped
         if name.startswith(("_softmax.", "_safe_softmax.")):
             weights = args[0]
-            if weights.shape != shape or (args[1] % weights.ndim != axis and shape[axis] > 1):
+            mapped = weights.shape == shape and (args[1] % weights.ndim == axis or shape[axis] == 1)
+            if not mapped and weights.ndim > 2 and (weights.ndim > 3 or min(weights.shape[1:]) > 1):
                 self.attends.append(Attend(tuple(self._stack), self._time, tuple(weights.shape)))
         elif name.startswith("_scaled_dot_product") and args[0].ndim > 2:
             self.attends.append(Attend(tuple(self._stack), self._time, tuple(args[0].shape)))
@@ -93,19 +100,23 @@ def order_of_calls(model: nn.Module, inputs: Inputs) -> dict[str, int]:
 
 def _anatomy(model: nn.Module, timeline: Timeline, hints: Mapping[str, Any]) -> Anatomy:
     """The anatomy of a model whose attentions are the innermost modules around weights of attention that have a linear
-    map in front of them, or one that they do not call. Raises UserError for hints that fit no module."""
+    map in front of them, or one that they do not call, or weights of their own. Raises UserError for hints that fit no
+    module."""
     modules, last = dict(model.named_modules(remove_duplicate=False)), timeline.ends
     maps = maps_of(model)
+    dims = {widths(modules[n])[1] for n in maps}
+    own = [n for n, m in modules.items() if any(p.ndim > 1 and p.shape[-1] in dims for p in m.parameters(False))]
     attends: dict[str, list[Attend]] = {}
     for attend in timeline.attends:
         for name in reversed(attend.around):
-            inside = [n for n in maps if within(n, name)]
-            makes = any(timeline.firsts.get(n, 0) <= attend.time for n in inside)
-            if makes or isinstance(modules[name], nn.MultiheadAttention):
+            makes = (n for n in maps if within(n, name) and timeline.firsts.get(n, 0) <= attend.time)
+            if name in own or any(makes):
                 attends.setdefault(name, []).append(attend)
                 break
     if "attention" in hints:
         attends = {name: attends.get(name, []) for name in _named(hints, "attention", last)}
+    if not timeline.attends:
+        attends |= {name: [] for name in Anatomy(model).attentions if name in last}
     written = []
     for name, found in attends.items():
         behind = [n for n in maps if within(n, name) and found and last.get(n, 0) > found[-1].time]
@@ -202,10 +213,10 @@ def norms_that_run(model: nn.Module, blocks: Sequence[str], last: Mapping[str, i
 
 
 def _ends(anatomy: Anatomy, block: str, calls: Sequence[Replay], last: Mapping[str, int]) -> list[str]:
-    """The linear maps that end branches, in order: what they put out reaches the stream although all other maps of
-    that width put out what they did."""
+    """The linear maps that end branches, in order: what they put out reaches the block's output although all other maps
+    of that width put out what they did. In the model as a whole, the map of the stem does so too."""
     points, _ = calls[0].run({})
-    dims = {point.shape[axis] for point in points for axis in (-1, 1) if point.ndim > 1}
+    dims = {point.shape[axis] for point in points for axis in (-1, 1) if point.ndim > 2}
     inside = [n for n in anatomy.maps if n in last and is_below(n, block) and widths(anatomy.modules[n])[1] in dims]
     inside.sort(key=last.__getitem__)
     kept: dict[str, list[Tensor]] = {name: [] for name in inside}
@@ -217,15 +228,16 @@ def _ends(anatomy: Anatomy, block: str, calls: Sequence[Replay], last: Mapping[s
     def disturb(out: Tensor) -> Tensor:
         return out + torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
 
-    before, _ = calls[0].run({name: partial(keep, name) for name in inside})
+    (before, *_), _ = calls[0].run({name: partial(keep, name) for name in inside})
     ends = []
     for name in inside:
         fixed = {n: iter(outs) for n, outs in kept.items() if n != name}
         edits: dict[str, Edit] = {n: lambda out, outs=outs: next(outs, out) for n, outs in fixed.items()}  # type: ignore[misc]
-        after, _ = calls[0].run({**edits, name: disturb})
-        if not all(same(a, b, 1e-6) for a, b in zip(before, after, strict=True)):
+        (after, *_), _ = calls[0].run({**edits, name: disturb})
+        if not same(before, after, 1e-6):
             ends.append(name)
-    return ends
+    first = min((last[n] for n in anatomy.attentions if n in last and within(n, block)), default=0)
+    return [end for end in ends if block or last[end] > first or any(within(end, a) for a in anatomy.attentions)]
 
 
 def _chains(anatomy: Anatomy, timeline: Timeline, block: str, ends: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:
@@ -233,8 +245,8 @@ def _chains(anatomy: Anatomy, timeline: Timeline, block: str, ends: Sequence[str
     the outermost to the map."""
     last, begin = timeline.ends, -1
     attends = [attend.time for attend in timeline.attends if block in attend.around]
-    named = [a for a in anatomy.attentions if within(a, block) and not any(a in t.around for t in timeline.attends)]
-    attends += [last[a] - 1 for a in named if a in last]
+    unseen = [a for a in anatomy.attentions if a in last and not any(a in t.around for t in timeline.attends)]
+    attends += [min(last[n] for n in last if within(n, a)) for a in unseen if within(a, block)]
     for end in ends:
         chain = [n for n in (end, *ancestors(end)) if n in last and is_below(n, block)]
         chain = [n for n in reversed(chain) if not any(within(other, n) for other in ends if other != end)]

@@ -47,7 +47,7 @@ def scrambled(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
             new, inputs = new.float(), to_float(inputs)
         for p in new.parameters():
             if p.is_floating_point():
-                scale = noise * (0.2 if p.ndim < 2 else 0.5 / max(1, p[0].numel()) ** 0.5)
+                scale = noise * (0.2 if p.ndim < 2 else 0.5 / max(1, p.numel() // max(1, len(p))) ** 0.5)
                 p.add_(torch.randn(p.shape, generator=generator).to(p), alpha=scale)
         if all(out.isfinite().all() for out in run(new, inputs)):
             return new, inputs
@@ -126,6 +126,7 @@ class Replay:
         try:
             none, streams = self.run({**others, **scale(torch.zeros_like(factors))})
             streams += [torch.zeros_like(none[0])] if in_branch else []
+            streams += [pooled for s in streams if s.ndim == 3 for pooled in (s[:, 0], s.mean(1))]
             if not any(same(a, s, tolerance) for a in none for s in streams):
                 return None
             one, some = (self.run({**others, **scale(f)})[0] for f in (torch.ones_like(factors), factors))
