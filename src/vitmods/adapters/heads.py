@@ -288,13 +288,15 @@ class HeadSearch:
 def _tensors_at(
     model: nn.Module, inputs: Inputs, names: Iterable[str], training: bool, gradients: bool = False
 ) -> tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]:
-    """The first tensor that each of these modules puts out, and the first that it reads, in each call."""
+    """The first tensor that each of these modules puts out, and the first that it reads, in each call; of convolutions
+    as tokens (B, N, C)."""
     outputs: dict[str, list[Tensor]] = {name: [] for name in names}
     reads: dict[str, list[Tensor]] = {name: [] for name in outputs}
 
     def keep(module: nn.Module, args: Any, keywords: Any, output: Any, name: str) -> None:
         outputs[name].append(next(tensors_of(output)))
-        reads[name].append(next(tensors_of([*args, *keywords.values()])))
+        read = next(tensors_of([*args, *keywords.values()]))
+        reads[name].append(read.flatten(2).mT if isinstance(module, nn.modules.conv._ConvNd) else read)
 
     modules = ((model.get_submodule(name), partial(keep, name=name)) for name in outputs)
     with hooked(module.register_forward_hook(hook, with_kwargs=True) for module, hook in modules):

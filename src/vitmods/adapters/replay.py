@@ -126,14 +126,16 @@ class Replay:
         try:
             none, streams = self.run({**others, **scale(torch.zeros_like(factors))})
             streams += [torch.zeros_like(none[0])] if in_branch else []
-            streams += [pooled for s in streams if s.ndim == 3 for pooled in (s[:, 0], s.mean(1))]
-            if not any(same(a, s, tolerance) for a in none for s in streams):
+            if self.block and not any(same(a, s, tolerance) for a in none for s in streams):
                 return None
             one, some = (self.run({**others, **scale(f)})[0] for f in (torch.ones_like(factors), factors))
         except Exception:  # a module whose output has another shape, or whose shape is needed elsewhere
             return None
         finally:
             scale(torch.ones_like(factors))
+        if not self.block:  # the model reads images: its stream is what norms in front of the branch read
+            streams += [a for a, b in zip(none[1:], one[1:], strict=False) if same(a, b, tolerance)]
+        streams += [pooled for s in streams if s.ndim == 3 for pooled in (s[:, 0], s.mean(1))]
         for index, (a, b, c) in enumerate(zip(none, one, some, strict=False)):
             axes = [axis for axis in (-1, 1) if a.ndim > 1 and a.shape == b.shape and a.shape[axis] == len(factors)]
             moves = bool((b - a).abs().max() > 50 * tolerance * b.abs().max()) if axes else False
