@@ -250,6 +250,10 @@ def _chains(anatomy: Anatomy, timeline: Timeline, block: str, ends: Sequence[str
     for end in ends:
         chain = [n for n in (end, *ancestors(end)) if n in last and is_below(n, block)]
         chain = [n for n in reversed(chain) if not any(within(other, n) for other in ends if other != end)]
+        # A norm in front of a branch, in a row with it, is not part of it.
+        rows = [n for n in chain if isinstance(anatomy.modules[n], nn.Sequential)]
+        mixed = [n for n in rows if any(is_below(site.name, n) for site in anatomy.sites)]
+        chain = [n for n in chain if n not in mixed]
         attends_inside = any(begin <= time < last[end] for time in attends)
         is_mlp = any(within(end, mlp) for mlp in anatomy.mlps)
         is_attention = any(within(end, a) for a in anatomy.attentions if a not in anatomy.written) or attends_inside
