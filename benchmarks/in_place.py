@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import vitmods as vm
 from vitmods.adapters.apply import config_of
-from vitmods.adapters.running import find_inputs
+from vitmods.adapters.inputs import find_inputs
 from vitmods.adapters.surgery import width_of
 from vitmods.util.errors import NoEffect, Refused, UserError
 

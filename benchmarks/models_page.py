@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+STRANGERS = ROOT / "benchmarks" / "results" / "strangers.json"
 TABLE, PAGE = ROOT / "benchmarks" / "results" / "in_place.json", ROOT / "docs" / "models.md"
 SHORT = {"in place": "yes", "overlapping or layered stem": "stem"}
 INTRODUCTION = """# Models and changes
@@ -57,6 +58,7 @@ def page(record: dict[str, Any]) -> str:
             cells = [SHORT.get(row[change], row[change]) for change in changes]
             lines.append(f"| {name} | {row['models']} | {row['read'] or ''} | {' | '.join(cells)} |")
         parts.append("\n".join(lines) + "\n")
+    parts.append(strangers(json.loads(STRANGERS.read_text())))
     reasons = ["## Reasons", "", "What the refusals of the tables say; `...` stands for a module.", ""]
     for result in record["results"].values():
         for message, names in result["messages"].items():
@@ -64,6 +66,24 @@ def page(record: dict[str, Any]) -> str:
                 reasons.append(f"- {', '.join(dict.fromkeys(names))}: {message.replace('|', '/')}")
     parts.append("\n".join(reasons) + "\n")
     return "\n".join(parts)
+
+
+def strangers(rows: dict[str, dict[str, str]]) -> str:
+    """The table of models that nobody wrote for vitmods."""
+    changes = list(next(iter(rows.values())))
+    taken = [sum(row[change] in ("in place", "has it") for row in rows.values()) for change in changes]
+    lines = [
+        "## Models of strangers",
+        "",
+        f"{len(rows)} models of vit-pytorch and x-transformers (x), without `example`. The forms in which people write",
+        "a ViT themselves, and what each takes, are listed in `tests/adapters/test_own_models.py`.",
+        "",
+        f"| model | {' | '.join(f'`{change.partition(chr(40))[0]}`' for change in changes)} |",
+        f"| --- | {' | '.join('---' for _ in changes)} |",
+        f"| all | {' | '.join(map(str, taken))} |",
+        *(f"| {name} | {' | '.join(SHORT.get(cell, cell) for cell in row.values())} |" for name, row in rows.items()),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

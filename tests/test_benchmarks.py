@@ -70,7 +70,16 @@ CONSTANTS = {
 """that are made smaller"""
 PROCESSES = {"scale", "soak", "study_start", "trees"}
 """that start processes: whole studies, or a model of each tree"""
-TESTED_ELSEWHERE = {"fuzz", "in_place", "in_place_oracle", "models_page", "readers", "gpu_check", "minimum"}
+TESTED_ELSEWHERE = {
+    "fuzz",
+    "in_place",
+    "in_place_oracle",
+    "strangers",
+    "models_page",
+    "readers",
+    "gpu_check",
+    "minimum",
+}
 SHARED = {"dense_dtn", "paired"}
 
 

@@ -359,8 +359,8 @@ CASES = {
     "decoder that does not run": (lambda: Model(Block(), unused=[Block()]), SCALE, REFUSED),
     "block of another kind": (lambda: Model(Block(), Convolutions(), Block()), SCALE, REFUSED),
     "compiled block": (compiled, SCALE, REFUSED),
-    "LoRA inside": (with_lora, SCALE, REFUSED),
-    "LoRA inside, norm": (with_lora, SUB, REFUSED),
+    "LoRA inside": (with_lora, SCALE, RIGHT),
+    "LoRA inside, norm": (with_lora, SUB, RIGHT),
     "quantized": (quantized, NORM, REFUSED),
     "quantized, factor": (quantized, SCALE, REFUSED),
     "norms of another class": (two(norm=OwnNorm), NORM, REFUSED),
@@ -375,16 +375,16 @@ CASES = {
     "heads in a zero head": (lambda: Model(Block(), Block(), head="zero"), QK, RIGHT),
     "channels before heads": (two(cut="d h"), QK, REFUSED),
     "channels before heads, joint": (two(cut="d h", joint="t d h"), QK, REFUSED),
-    "more heads than true": (two(count=8), QK, REFUSED),
-    "fewer heads than true": (two(count=2), QK, REFUSED),
-    "one head": (two(count=1), QK, REFUSED),
+    "more heads than true": (two(count=8), QK, RIGHT),
+    "fewer heads than true": (two(count=2), QK, RIGHT),
+    "one head": (two(count=1), QK, RIGHT),
     "queries in values": (two(extra="value"), QK, REFUSED),
     "queries in positions": (two(extra="positions"), QK, REFUSED),
     "cosine attention": (two(extra="cosine"), QK, REFUSED),
     "gates": (two(), GATE, RIGHT),
     "gates of a joint map": (two(joint="h t d"), GATE, RIGHT),
     "gates, channels before heads": (two(cut="d h"), GATE, REFUSED),
-    "gates, fewer heads than true": (two(count=2), GATE, REFUSED),
+    "gates, fewer heads than true": (two(count=2), GATE, RIGHT),
     # norms inside
     "norms inside": (two(), SUB, RIGHT),
     "norms inside, norm behind": (two(kind="norm behind"), SUB, RIGHT),
@@ -392,7 +392,7 @@ CASES = {
     # PyTorch's encoder
     "encoder": (lambda: encoder(True), SCALE, "taken"),
     "post-norm encoder": (lambda: encoder(False), SCALE, "taken"),
-    "encoder, queries": (lambda: encoder(True), QK, REFUSED),
+    "encoder, queries": (lambda: encoder(True), QK, "taken"),
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import transformers as hf
 from torch import nn
 
 import vitmods as vm
-from vitmods.adapters.anatomy import find_parts
+from vitmods.adapters.parts import find_parts
 from vitmods.changes.compose import check_conflicts
 from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UnfitStem, UserError
 

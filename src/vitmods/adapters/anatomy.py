@@ -1,24 +1,18 @@
-"""Finds blocks, branches, norms and the stem of a transformer, without importing its library: names from the structure
-of its modules, their order from one run."""
+"""Finds blocks, norms and the stem of a transformer in the structure of its modules, without importing its library."""
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitmods.adapters.replay import Edit, Replay, record, scaling
-from vitmods.adapters.running import Inputs, hooked, run, tensors_of
-from vitmods.changes.insertions import Branch, Parts
 from vitmods.layers.norms import NORMS
-from vitmods.model.slots import NormConfig
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead", "n_head", "heads")
-_MAPS = (nn.Linear, nn.Conv2d, nn.Conv3d)
+_MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 JOINT = ("qkv", "query_key_value", "c_attn", "qkv_proj", "in_proj", "to_qkv", "Wqkv")
 QUERY = ("q_proj", "query", "q", "to_q", "q_lin", "wq", "q_linear", "linear_q", "projection_query")
 """names of the projections of queries, with keys and values or alone"""
@@ -62,20 +56,31 @@ def norm_sites(model: nn.Module) -> tuple[NormSite, ...]:
 
 
 class Anatomy:
-    """Blocks and norms of a model. No module is run, except copies of what may be an RMSNorm."""
+    """Blocks and norms of a model. No module is run, except copies of what may be an RMSNorm.
 
-    def __init__(self, model: nn.Module) -> None:
+    ``attentions`` are the modules that hold one, if that is known, with the number of heads that they state (0: none);
+    else they are found by their names. Those ``written`` into their blocks are the blocks. ``mlps`` are known MLPs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        attentions: Mapping[str, int] | None = None,
+        written: Collection[str] = (),
+        mlps: Collection[str] = (),
+    ) -> None:
         self.modules = dict(model.named_modules(remove_duplicate=False))  # a shared norm has two places
         self._order = {name: index for index, name in enumerate(self.modules)}
         self.rms = {name: gain for name, m in self.modules.items() if (gain := rms_gain(m)) is not None}
-        self.attentions = self._find_attentions()
+        self.written, self.mlps, self.maps = written, mlps, maps_of(model)
+        self.attentions = self._find_attentions() if attentions is None else dict(attentions)
 
     def _find_attentions(self) -> dict[str, int]:
         """The innermost modules that know their number of heads and have linear maps, with that number."""
         heads_of: dict[str, int] = {}
         for name, module in self.modules.items():
             heads = count_heads(module)
-            maps = [m for m in module.modules() if is_map(m)]
+            maps = [self.modules[n] for n in self.maps if within(n, name)]
             makes_biases = maps and widths(maps[-1])[1] == heads and not self._has_queries(name)
             if heads and maps and not makes_biases:
                 heads_of[name] = heads
@@ -87,7 +92,7 @@ class Anatomy:
         return {name: heads for name, heads in heads_of.items() if not any(is_below(other, name) for other in heads_of)}
 
     def _has_queries(self, name: str) -> bool:
-        inside = ((n, m) for n, m in self.modules.items() if _within(n, name))
+        inside = ((n, m) for n, m in self.modules.items() if within(n, name))
         return any(isinstance(m, nn.MultiheadAttention) or n.rpartition(".")[2] in (*JOINT, *QUERY) for n, m in inside)
 
     @cached_property
@@ -99,18 +104,20 @@ class Anatomy:
             if owner is not None:
                 owners.setdefault(owner, attention)
         owners = {name: at for name, at in owners.items() if not self._pools(name, at)} or owners
-        lists = list(dict.fromkeys(_parent(name) for name in owners))
+        lists = list(dict.fromkeys(parent(name) for name in owners))
         return tuple(
-            ForeignBlock(name, at, self.attentions[at], lists.index(_parent(name)), self._stem(name, owners))
+            ForeignBlock(name, at, self.attentions[at], lists.index(parent(name)), self._stem(name, owners))
             for name, at in owners.items()
         )
 
     def block_of(self, attention: str) -> str | None:
-        """The nearest module around attention that has an MLP too: two linear maps outside all attention. A list of
-        both (T5's) is part of a block."""
-        for name in (n for n in _ancestors(attention) if not isinstance(self.modules[n], nn.ModuleList)):
-            maps = (n for n, m in self.modules.items() if is_below(n, name) and is_map(m))
-            if sum(not self._in_attention(n) for n in maps) >= 2:
+        """The nearest module around attention that has an MLP too: a known one, or two linear maps outside all
+        attention. A list of both (T5's) is part of a block."""
+        if attention in self.written:
+            return attention
+        for name in (n for n in ancestors(attention) if not isinstance(self.modules[n], nn.ModuleList)):
+            maps = (n for n in self.maps if is_below(n, name))
+            if any(is_below(n, name) for n in self.mlps) or sum(not self._in_attention(n) for n in maps) >= 2:
                 return name
         return None
 
@@ -121,8 +128,8 @@ class Anatomy:
 
     def _stem(self, block: str, blocks: dict[str, str]) -> str | None:
         """The last convolution outside the blocks, of the nearest part of the model that embeds images or words."""
-        for part in _ancestors(block):
-            inside = [n for n in self.modules if is_below(n, part) and not any(_within(n, b) for b in blocks)]
+        for part in ancestors(block):
+            inside = [n for n in self.modules if is_below(n, part) and not any(within(n, b) for b in blocks)]
             stems = [n for n in inside if isinstance(self.modules[n], nn.Conv2d)]
             if stems:
                 return max(stems, key=self._order.__getitem__)
@@ -168,9 +175,9 @@ class Anatomy:
             name
             for name, module in self.modules.items()
             if "norm" in type(module).__name__.lower()
-            and any(_within(name, block.name) for block in self.blocks)
+            and any(within(name, block.name) for block in self.blocks)
             and not (isinstance(module, known) or ".vm_" in name)
-            and not any(_within(name, norm) or is_below(norm, name) for norm in norms)
+            and not any(within(name, norm) or is_below(norm, name) for norm in norms)
         ]
 
     def _batch_norms(self) -> Iterator[str]:
@@ -181,11 +188,11 @@ class Anatomy:
                 yield f"{name}.{children[1][0]}"
 
     def _site(self, name: str) -> NormSite:
-        index = next((i for i, block in enumerate(self.blocks) if _within(name, block.name)), None)
+        index = next((i for i, block in enumerate(self.blocks) if within(name, block.name)), None)
         block = self.blocks[index] if index is not None else None
         role = self._role_outside(name) if block is None else self._role_inside(name, block)
         beside = block or self._block_before(name)
-        heads, stage = beside.heads if beside else None, block.stage if block else None
+        heads, stage = (beside.heads or None) if beside else None, block.stage if block else None
         norm = self.modules[name]
         return NormSite(name, role, type(norm).__name__, _dim(norm), heads, index, stage)
 
@@ -200,13 +207,13 @@ class Anatomy:
             return "inside"
         if _dim(self.modules[name]) != _dim(self.modules[norms[0]]):
             return "block"
-        if _parent(name) != block.name:
-            around = [n for n in _ancestors(name) if is_below(n, block.name)]
+        if parent(name) != block.name:
+            around = [n for n in ancestors(name) if is_below(n, block.name)]
             part = next((n for n in reversed(around) if not isinstance(self.modules[n], nn.ModuleList)), None)
             if part is None:
                 return "block"
-            return "attn" if any(_within(a, part) for a in self.attentions) else "mlp"
-        direct = [norm for norm in norms if _parent(norm) == block.name]
+            return "attn" if any(within(a, part) for a in self.attentions) else "mlp"
+        direct = [norm for norm in norms if parent(norm) == block.name]
         if len(direct) == 1 and self._order[name] > self._order[block.attention] and self._leaves_out_first(block):
             return "mlp"
         return ("attn", "mlp")[direct.index(name)] if len(direct) <= 2 else "block"
@@ -219,11 +226,11 @@ class Anatomy:
     def _norms_of(self, block: ForeignBlock) -> list[str]:
         """Norms of the block that are not inside attention or MLP. A BatchNorm after a linear map is the last of its
         branch, for the one before belongs to what it maps to: queries, keys and values, or the hidden layer."""
-        inside = [n for n in self.modules if _within(n, block.name)]
+        inside = [n for n in self.modules if within(n, block.name)]
         layer = [n for n in inside if self._is_norm(n) and not self._in_attention(n)]
         if layer:
             return layer
-        batch = [n for n in self._batch_norms() if _within(n, block.name)]
+        batch = [n for n in self._batch_norms() if within(n, block.name)]
         branches = [[n for n in batch if self._in_attention(n) == whether] for whether in (True, False)]
         return [names[-1] for names in branches if names]
 
@@ -231,26 +238,26 @@ class Anatomy:
         blocks = [self._order[block.name] for block in self.blocks]
         if self._in_attention(name):
             return "inside"
-        if not blocks or self._order[name] < blocks[0] or self._embeds(_parent(name)):
+        if not blocks or self._order[name] < blocks[0] or self._embeds(parent(name)):
             return "embed" if blocks else "block"
-        around = [self._order[block.name] for block in self.blocks if is_below(block.name, _parent(name))]
+        around = [self._order[block.name] for block in self.blocks if is_below(block.name, parent(name))]
         return "merge" if not around and self._order[name] < blocks[-1] else "final"
 
     def _embeds(self, part: str) -> bool:
         """Whether a part of the model without blocks makes tokens of images or words."""
-        if any(_within(block.name, part) for block in self.blocks):
+        if any(within(block.name, part) for block in self.blocks):
             return False
-        return any(isinstance(m, nn.Conv2d | nn.Embedding) for n, m in self.modules.items() if _within(n, part))
+        return any(isinstance(m, nn.Conv2d | nn.Embedding) for n, m in self.modules.items() if within(n, part))
 
     def siblings(self, blocks: Collection[str], called: Collection[str]) -> list[str]:
         """Modules in the lists of the blocks that hold two linear maps too, and no attention that is recognized."""
-        lists = {n for n in map(_parent, blocks) if isinstance(self.modules[n], nn.ModuleList | nn.Sequential)}
-        beside = [n for n in self.modules if _parent(n) in lists and n in called and n not in blocks]
+        lists = {n for n in map(parent, blocks) if isinstance(self.modules[n], nn.ModuleList | nn.Sequential)}
+        beside = [n for n in self.modules if parent(n) in lists and n in called and n not in blocks]
         return [
             name
             for name in beside
             if sum(isinstance(m, nn.Linear) for m in self.modules[name].modules()) >= 2
-            and not any(_within(a, name) for a in self.attentions)
+            and not any(within(a, name) for a in self.attentions)
         ]
 
     def reason(self, attention: str, called: Collection[str]) -> str:
@@ -266,7 +273,7 @@ class Anatomy:
         return "it pools tokens" if pools else "is not in a residual block with an MLP"
 
     def _in_attention(self, name: str) -> bool:
-        return any(_within(name, attention) for attention in self.attentions)
+        return any(within(name, attention) for attention in self.attentions if attention not in self.written)
 
 
 def count_heads(module: nn.Module) -> int:
@@ -315,7 +322,7 @@ def rms_gain(norm: nn.Module) -> float | None:
     return next((a for a in offsets if fits and torch.allclose(result, plain * (weight + a), 1e-4, 1e-5)), None)
 
 
-def _within(name: str, part: str) -> bool:
+def within(name: str, part: str) -> bool:
     return name == part or is_below(name, part)
 
 
@@ -323,189 +330,36 @@ def is_below(name: str, part: str) -> bool:
     return name != part and (part == "" or name.startswith(f"{part}."))
 
 
-def _parent(name: str) -> str:
+def parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _ancestors(name: str) -> Iterator[str]:
+def ancestors(name: str) -> Iterator[str]:
     while name:
-        name = _parent(name)
+        name = parent(name)
         yield name
 
 
 def is_map(module: nn.Module) -> bool:
-    """Whether a module is a linear map, with Hugging Face's `Conv1D` (GPT-2), whose weight is (in, out)."""
+    """Whether a module is a linear map: with Hugging Face's `Conv1D` (GPT-2), whose weight is (in, out), and with an
+    adapter around one (LoRA)."""
+    module = getattr(module, "base_layer", module)
     return isinstance(module, _MAPS) or type(module).__name__ == "Conv1D"
 
 
+def maps_of(model: nn.Module) -> list[str]:
+    """Names of the linear maps; those inside an adapter are part of it."""
+    maps: dict[str, None] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if is_map(module) and not any(n in maps for n in ancestors(name)):
+            maps[name] = None
+    return list(maps)
+
+
 def widths(linear: nn.Module) -> tuple[int, int]:
-    """Channels that a linear map reads and puts out; or PyTorch's attention, which does not call its projections."""
-    if isinstance(linear, nn.MultiheadAttention):
-        return linear.embed_dim, linear.embed_dim
+    """Channels that a linear map reads and puts out."""
+    linear = getattr(linear, "base_layer", linear)
     weight: Any = linear.weight
     if type(linear).__name__ == "Conv1D":
         return len(weight), weight.shape[1]
     return weight[0].numel(), len(weight)
-
-
-def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
-    """The parts of a model that changes refer to, from its structure and from repeated runs of its blocks.
-
-    A branch's module is the outermost one whose output is the branch's, without the residual: scaled and left out
-    while the other branches of the block are left out, it scales and leaves out what is added to the stream. Branches
-    of a block where no choice of modules does so are not among the parts. ``model`` has random weights.
-
-    In a model without attention no block is recognized.
-    """
-    anatomy, last = Anatomy(model), order_of_calls(model, inputs)
-    blocks = [block.name for block in anatomy.blocks if block.name in last]
-    norms = {b: [s.name for s in anatomy.sites if is_below(s.name, b) and s.name in last] for b in blocks}
-    calls: dict[str, list[Replay]] = {block: [] for block in blocks}
-    for call in record(model, inputs, norms, training=False):
-        calls[call.block].append(call)
-    branches: list[Branch] = []
-    post_norm: list[str] = []
-    found: tuple[int, ...] = (0, 0)
-    for name in blocks:
-        chains = [(kind, _trailing(anatomy, name, names, last) + names) for kind, names in _chains(anatomy, name, last)]
-        for is_apart in (False, True):
-            tried = list(_apart(chains, calls[name], last)) if is_apart else chains
-            longest = max((len(names) for _, names in tried), default=0)
-            # Blocks of a model are alike: what the one before has is tried first.
-            for levels in sorted(product(range(longest), repeat=2), key=lambda pair: (pair != found, sum(pair))):
-                modules = [names[min(levels[kind == "mlp"], len(names) - 1)] for kind, names in tried]
-                points = _points(anatomy, calls[name], [names[-1] for _, names in tried], modules)
-                if points is not None:
-                    found = levels
-                    post_norm += [name] if any(points) else []
-                    branches += [_branch(anatomy, name, *pair, last) for pair in zip(tried, modules, strict=True)]
-                    break
-            else:
-                continue
-            break
-    attentions = [a for a in anatomy.attentions if a in last and any(_within(a, name) for name in blocks)]
-    before = next((site for site in anatomy.sites if site.role == "attn"), None)
-    config = NormConfig()
-    if before:
-        norm = anatomy.modules[before.name]
-        kinds = (name for name, kind in NORMS.items() if type(norm) is kind.module)
-        config = NormConfig(next(kinds, "rms" if before.name in anatomy.rms else "layer"), eps_of(norm))
-    reads = next(tensors_of([*inputs[0], *inputs[1].values()]))
-    dims = {widths(anatomy.modules[chain[-1]])[1] for name in blocks for _, chain in _chains(anatomy, name, last)}
-    stem = _stem(anatomy, blocks, last, dims) if reads.is_floating_point() else None
-    known = [anatomy.modules[name] for name in blocks]  # under another name too
-    left = [a for a in anatomy.attentions if a not in attentions]
-    others = {a: anatomy.reason(a, last) for a in left if anatomy.modules[anatomy.block_of(a) or ""] not in known}
-    others |= dict.fromkeys(anatomy.siblings(blocks, last), "is beside the blocks, and its attention is not recognized")
-    return Parts(
-        tuple(blocks), tuple(branches), tuple(attentions), stem, config, tuple(post_norm), tuple(others.items())
-    )
-
-
-def _trailing(anatomy: Anatomy, block: str, chain: list[str], last: dict[str, int]) -> list[str]:
-    """The first norm behind the projection of a branch: it may be the branch's last part (Swin V2, Gemma 2)."""
-    later = [s.name for s in anatomy.sites if is_below(s.name, block) and last.get(s.name, -1) > last[chain[-1]]]
-    norms = sorted(later, key=last.__getitem__)[:1]
-    dim = widths(anatomy.modules[chain[-1]])[1]
-    return [n for n in norms if _dim(anatomy.modules[n]) == dim and not any(is_below(n, module) for module in chain)]
-
-
-def _apart(
-    chains: list[tuple[Any, list[str]]], calls: list[Replay], last: dict[str, int]
-) -> Iterator[tuple[Any, list[str]]]:
-    """The chains that are not part of a later one: without that one, they do not have an effect. A chain that attention
-    is part of is one of attention."""
-    ordered = sorted(chains, key=lambda chain: last[chain[1][-1]])
-
-    def put_out(*live: int) -> list[Tensor]:
-        zeros: dict[str, Edit] = {c[-1]: torch.zeros_like for i, (_, c) in enumerate(ordered) if i not in live}
-        return calls[0].run(zeros)[0]
-
-    none, inside = put_out(), False
-    for i, (kind, names) in enumerate(ordered):
-        acts = any(not a.equal(b) for a, b in zip(none, put_out(i), strict=True))
-        if not acts and any(
-            not a.equal(b) for j in range(i + 1, len(ordered)) for a, b in zip(put_out(j), put_out(i, j), strict=True)
-        ):
-            inside = inside or kind == "attn"
-            continue
-        yield "attn" if inside else kind, names
-        inside = False
-
-
-def _points(anatomy: Anatomy, calls: list[Replay], projections: list[str], modules: list[str]) -> list[int] | None:
-    """Where the branches with these modules are added to the stream, in each call of the block, numbered as by
-    `Replay.run`; None where one is not."""
-    points = []
-    for call in calls:
-        for projection, module in zip(projections, modules, strict=True):
-            others: dict[str, Edit] = {other: torch.zeros_like for other in modules if other != module}
-            like = next(anatomy.modules[projection].parameters()).new_ones(widths(anatomy.modules[projection])[1])
-            point = call.adds(scaling(module), others, like, strict=True)
-            if point is None:
-                return None
-            points.append(point)
-    return points
-
-
-def _branch(anatomy: Anatomy, block: str, chain: tuple[Any, list[str]], module: str, last: dict[str, int]) -> Branch:
-    kind, names = chain
-    hidden, dim = widths(anatomy.modules[names[-1]])
-    norms = [s.name for s in anatomy.sites if s.role == kind and is_below(s.name, block) and s.name in last]
-    before = [norm for norm in norms if last[norm] < last[names[-1]] and not is_below(norm, module)]
-    return Branch(kind, block, module, names[-1], dim, hidden, max(before, key=last.__getitem__, default=None))
-
-
-def order_of_calls(model: nn.Module, inputs: Inputs) -> dict[str, int]:
-    """Name of each module that runs -> when it last ends."""
-    order: list[str] = []
-    with hooked(
-        module.register_forward_hook(lambda m, args, output, name=name: order.append(name))
-        for name, module in model.named_modules()
-    ):
-        run(model, inputs)
-    return {name: index for index, name in enumerate(order)}
-
-
-def _chains(anatomy: Anatomy, block: str, last: dict[str, int]) -> Iterator[tuple[Any, list[str]]]:
-    """For each branch its kind and the modules that end with it, from the outermost to its last projection."""
-    modules = anatomy.modules
-    inside = sorted((n for n in last if is_below(n, block)), key=last.__getitem__)
-    maps = [n for n in inside if is_map(modules[n])]
-    attentions = [a for a in anatomy.attentions if a in last and _within(a, block)]
-
-    def around(name: str, others: list[str]) -> list[str]:
-        """The modules around a map and itself, outermost first; a module that contains one of `others` is not the
-        branch, and hooks on a container would not be called or would be part of it."""
-        chain = [n for n in (name, *_ancestors(name)) if n in last and is_below(n, block)]
-        chain = [n for n in chain if not any(_within(other, n) for other in others)]
-        containers = nn.Sequential | nn.ModuleList | nn.ModuleDict
-        return [n for n in reversed(chain) if not isinstance(modules[n], containers)]
-
-    tops, dim = [], 0
-    for attention in attentions:
-        others = [a for a in attentions if a != attention]
-        top = next((n for n in around(attention, others)), attention)
-        tops.append(top)
-        projections = [n for n in maps if _within(n, top)]
-        projection = projections[-1] if projections else attention
-        if projections or isinstance(modules[attention], nn.MultiheadAttention):
-            dim = widths(modules[projection])[1]
-            yield "attn", around(projection, others) or [projection]
-    outside = [n for n in maps if not any(_within(n, top) for top in tops)]
-    for index, name in enumerate(outside):
-        chain = around(name, attentions) or [name]
-        ends = not any(_within(later, chain[0]) for later in outside[index + 1 :])
-        if ends and widths(modules[name])[1] == dim:  # else a map to the hidden layer, in a module of its own
-            yield "mlp", chain
-
-
-def _stem(anatomy: Anatomy, blocks: list[str], last: dict[str, int], dims: set[int]) -> str | None:
-    """The projection of patches: the one map to the width of the stream that runs before the blocks; None for several
-    layers. A map to another width makes positions."""
-    maps = sorted((n for n in last if is_map(anatomy.modules[n])), key=last.__getitem__)
-    first = next((i for i, n in enumerate(maps) if any(is_below(n, block) for block in blocks)), len(maps))
-    modules = [(n, anatomy.modules[n]) for n in maps[:first]]
-    convolutions = [n for n, m in modules if not isinstance(m, nn.Linear)]
-    stem = convolutions or [n for n, m in modules if widths(m)[1] in dims]
-    return stem[0] if len(stem) == 1 and widths(anatomy.modules[stem[0]])[1] in dims else None

@@ -1,6 +1,6 @@
 """Apply changes to a model, a ViT of vitmods or of another library, and verify what they promise to preserve."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from importlib import import_module
 from typing import Any, overload
@@ -25,8 +25,20 @@ _STRENGTH = ("nothing", "weights", "function")
 @overload
 def apply(model: ViT, *changes: Change) -> ViT: ...
 @overload
-def apply(model: nn.Module, *changes: Change, in_place: bool | None = None, example: Any = None) -> Any: ...
-def apply(model: nn.Module, *changes: Change, in_place: bool | None = None, example: Any = None) -> Any:
+def apply(
+    model: nn.Module,
+    *changes: Change,
+    in_place: bool | None = None,
+    example: Any = None,
+    parts: Mapping[str, Any] | None = None,
+) -> Any: ...
+def apply(
+    model: nn.Module,
+    *changes: Change,
+    in_place: bool | None = None,
+    example: Any = None,
+    parts: Mapping[str, Any] | None = None,
+) -> Any:
     """A new model with the changes, in order; the old one is untouched.
 
     A vitmods ViT, or one of timm, Hugging Face or torchvision that can be read exactly, gives a vitmods ViT. Weights
@@ -35,7 +47,9 @@ def apply(model: nn.Module, *changes: Change, in_place: bool | None = None, exam
 
     Any other transformer keeps its class and the names of its weights: the changes are put into a copy of it, in place,
     and certified by what it computes (docs/in-place.md). ``in_place=True`` does so with models that could be read too,
-    ``False`` never does. ``example`` is what such a model is called with, where no input can be made for it.
+    ``False`` never does. ``example`` is what such a model is called with, where no input can be made for it. ``parts``
+    says what is not recognized in it: patterns (fnmatch) of the names of its modules for ``attention`` and ``mlp``, and
+    the number of ``heads``; with these it is changed in place.
 
     A model in half precision, or with one parameter at two places, cannot be read and is changed in place too.
 
@@ -44,8 +58,10 @@ def apply(model: nn.Module, *changes: Change, in_place: bool | None = None, exam
     in that change).
     """
     check_conflicts(changes)
-    if in_place and not isinstance(model, ViT):
-        return operate(model, *changes, example=example)
+    if parts and (in_place is False or isinstance(model, ViT)):
+        raise UserError("parts=... are of a model that is changed in place, and this one is not: leave it out.")
+    if (in_place or parts) and not isinstance(model, ViT):
+        return operate(model, *changes, example=example, parts=parts)
     try:
         old = model if isinstance(model, ViT) else as_vit(model)
     except UserError as unread:

@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitmods.adapters.apply import as_vit, preserved, verify
-from vitmods.adapters.running import find_inputs, run, tensors_of
-from vitmods.adapters.surgery import difference, parts_of, width_of
+from vitmods.adapters.inputs import find_inputs
+from vitmods.adapters.running import difference, run, tensors_of
+from vitmods.adapters.surgery import parts_of, width_of
 from vitmods.changes import Change
 from vitmods.changes.insertions import After, Heads, OnBranch
 from vitmods.model.flops import count_macs, count_params
@@ -98,7 +99,8 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
 
 def _diff_in_place(old: nn.Module, new: nn.Module, images: torch.Tensor | None) -> Diff:
     """Compare a model of another library with a copy that was changed in place. Multiply-adds are PyTorch's count."""
-    inputs = find_inputs(old, images, width_of(old))
+    given = getattr(new, "vm_example", None) if images is None else images
+    inputs = find_inputs(old, given, width_of(old))
     if inputs is None:
         raise UserError(f"No input that a {type(old).__name__} runs on could be made: give images=.")
     macs, outputs = [], []
@@ -123,7 +125,9 @@ def _diff_in_place(old: nn.Module, new: nn.Module, images: torch.Tensor | None) 
         **_facts(old, new, changes),
         macs=(macs[0], macs[1]),
         drift=difference(*outputs),
-        images="a random input" if images is None else f"{len(images)} given images",
+        images=("a random input" if given is None else "the example")
+        if images is None
+        else f"{len(images)} given images",
         advice=tuple(
             f"{change}: in the post-norm blocks of this model it sits on the branches, before the norms of the sums"
             for change, part, kinds in zip(changes, parts, inserted, strict=True)

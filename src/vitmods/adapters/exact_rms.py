@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitmods.adapters.anatomy import Anatomy, eps_of, is_map, widths
+from vitmods.adapters.anatomy import Anatomy, eps_of, is_below, is_map, widths, within
 from vitmods.changes.insertions import Branch, Parts
 from vitmods.layers.norms import NORMS, CenteredLayerNorm, RMSNorm
 from vitmods.model.rms_conversion import centered, split_gain, to_double
@@ -76,8 +76,9 @@ def center_stream(anatomy: Anatomy, parts: Parts, called: Mapping[str, int]) -> 
         names += _center_map(maps[inside - 1], modules[maps[inside - 1]], None)
     for owner, module in modules.items():
         before_blocks = owner == "" or called.get(owner, first) < first
-        around_blocks = any(block.startswith(f"{owner}.") for block in parts.blocks)
-        if not (before_blocks or around_blocks) or is_map(module) or _is_norm(module):
+        around_blocks = any(within(block, owner) for block in parts.blocks)
+        in_block = any(is_below(owner, block) for block in parts.blocks if block)
+        if in_block or not (before_blocks or around_blocks) or is_map(module) or _is_norm(module):
             continue
         for name, values in (*module.named_parameters(owner, False), *module.named_buffers(owner, False)):
             if values.ndim > 1 and values.shape[-1] in dims and values.is_floating_point():
@@ -112,8 +113,6 @@ def _is_norm(module: nn.Module) -> bool:
 def _center_map(name: str, module: Any, gain: nn.Parameter | None) -> list[str]:
     """Change a linear map, and the LayerScale behind it, so that what they write has zero mean over channels. Returns
     the names of its weights."""
-    if isinstance(module, nn.MultiheadAttention):
-        name, module = f"{name}.out_proj", module.out_proj
     before, after = split_gain(gain)
     for kind, values in module.named_parameters(recurse=False):
         axis = 1 if kind == "weight" and type(module).__name__ == "Conv1D" else 0

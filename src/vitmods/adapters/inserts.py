@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitmods.adapters.replay import on_first
+from vitmods.adapters.replay import Edit, along, on_first
 from vitmods.layers.stems import Stem
 from vitmods.util.errors import UserError
 
@@ -75,12 +75,12 @@ class Insert(nn.Module):
 class Scale(Insert):
     """A learned factor for each channel of a branch's output: LayerScale."""
 
-    def __init__(self, dim: int, init: float, children: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, dim: int, init: float, children: Mapping[str, Sequence[str]], axis: int = -1) -> None:
         super().__init__(children)
-        self.weight = nn.Parameter(torch.full((dim,), init))
+        self.weight, self.axis = nn.Parameter(torch.full((dim,), init)), axis
 
     def after(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return on_first(output, lambda x: x * self.weight)
+        return on_first(output, lambda x: x * along(self.weight, x, self.axis))
 
 
 class InsertedNorm(Insert):
@@ -88,15 +88,15 @@ class InsertedNorm(Insert):
 
     is_first = True
 
-    def __init__(self, norm: nn.Module, children: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, norm: nn.Module, children: Mapping[str, Sequence[str]], axis: int = -1) -> None:
         super().__init__(children)
-        self.norm = norm
+        self.norm, self.axis = norm, axis
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (self.norm(args[0]), *args[1:])
 
     def after(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return on_first(output, self.norm)
+        return on_first(output, lambda x: on_channels(self.norm, x, self.axis))
 
 
 class PatchNorms(Insert):
@@ -176,6 +176,17 @@ class StemOfImages(nn.Module):
         return tokens.permute(0, 3, 1, 2)
 
 
+def on_channels(function: Edit, x: Tensor, axis: int) -> Tensor:
+    """The function of tokens (..., C) where the channels lie along an axis, the last or axis 1."""
+    return function(x) if axis == -1 else function(x.movedim(axis, -1)).movedim(-1, axis)
+
+
+def _mapped(linear: nn.Module, output: Any, function: Edit) -> Any:
+    """The function on what a linear map puts out, or a convolution."""
+    is_linear = not hasattr(getattr(linear, "base_layer", linear), "kernel_size")
+    return on_first(output, lambda x: on_channels(function, x, -1 if is_linear else 1))
+
+
 class HeadNorms(Insert):
     """Norms over the channels of each head's queries and keys, where the projections of attention put them out.
 
@@ -191,17 +202,17 @@ class HeadNorms(Insert):
         self.modes: list[_NormedHeads] = []
 
     def after_query(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return on_first(output, lambda x: self.q_norm(x.unflatten(-1, (self.heads[0], -1))).flatten(-2))
+        return _mapped(module, output, lambda x: self.q_norm(x.unflatten(-1, (self.heads[0], -1))).flatten(-2))
 
     def after_key(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return on_first(output, lambda x: self.k_norm(x.unflatten(-1, (self.heads[1], -1))).flatten(-2))
+        return _mapped(module, output, lambda x: self.k_norm(x.unflatten(-1, (self.heads[1], -1))).flatten(-2))
 
     def after_key_value(self, module: nn.Module, args: Any, output: Any) -> Any:
         def normalize(x: Tensor) -> Tensor:
             k, v = x.unflatten(-1, (2, self.heads[1], -1)).unbind(-3)
             return torch.stack((self.k_norm(k), v), -3).flatten(-3)
 
-        return on_first(output, normalize)
+        return _mapped(module, output, normalize)
 
     def after_joint(self, module: nn.Module, args: Any, output: Any) -> Any:
         axis, shape = (-3, (3, self.heads[0], -1)) if self.layout == "thd" else (-2, (self.heads[0], 3, -1))
@@ -210,7 +221,7 @@ class HeadNorms(Insert):
             q, k, v = x.unflatten(-1, shape).unbind(axis)
             return torch.stack((self.q_norm(q), self.k_norm(k), v), axis).flatten(-3)
 
-        return on_first(output, normalize)
+        return _mapped(module, output, normalize)
 
     def before_attention(self, module: nn.Module, args: Any) -> None:
         self.modes.append(_NormedHeads(self))
@@ -239,3 +250,16 @@ class _NormedHeads(TorchFunctionMode):
             self.is_called = True
             args = (self.norms.q_norm(args[0]), self.norms.k_norm(args[1]), *args[2:])
         return function(*args, **kwargs)
+
+
+class Factors(nn.Module):
+    """Multiplies by factors; by ones that may have a gradient where there are none."""
+
+    def __init__(self, factors: Any) -> None:
+        super().__init__()
+        self.factors = factors
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(self.factors, Tensor):
+            self.factors = torch.full_like(x, self.factors, requires_grad=torch.is_grad_enabled())
+        return x * self.factors

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vitmods.adapters.anatomy import NormSite
+from vitmods.adapters.inputs import find_inputs
 from vitmods.adapters.norm_choice import Heads, NormRow, Where, choose_norms, table
-from vitmods.adapters.running import copy_model, find_inputs, reads_last, run
+from vitmods.adapters.running import copy_model, reads_last, run
 from vitmods.adapters.surgery import swap_norms
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.norm import Norm

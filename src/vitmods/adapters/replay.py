@@ -20,9 +20,14 @@ def on_first(output: Any, function: Edit) -> Any:
     return function(output) if isinstance(output, Tensor) else (function(output[0]), *output[1:])
 
 
-def scaling(name: str) -> Callable[[Tensor], Mapping[str, Edit]]:
-    """What multiplies the output of a module by factors of channels."""
-    return lambda factors: {name: lambda x: x * factors}
+def scaling(name: str, axis: int = -1) -> Callable[[Tensor], Mapping[str, Edit]]:
+    """What multiplies the output of a module by factors of its channels, on the last axis or on axis 1."""
+    return lambda factors: {name: lambda x: x * along(factors, x, axis)}
+
+
+def along(values: Tensor, x: Tensor, axis: int) -> Tensor:
+    """Values of channels in a shape in which they lie along an axis of ``x``, the last or axis 1."""
+    return values if axis == -1 else values.view(-1, *[1] * (x.ndim - 2))
 
 
 def tolerance_of(model: nn.Module) -> float:
@@ -42,7 +47,7 @@ def scrambled(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
             new, inputs = new.float(), to_float(inputs)
         for p in new.parameters():
             if p.is_floating_point():
-                scale = noise * (0.2 if p.ndim < 2 else 0.5 / max(1, p[0].numel()) ** 0.5)
+                scale = noise * (0.2 if p.ndim < 2 else 0.5 / max(1, p.numel() // max(1, len(p))) ** 0.5)
                 p.add_(torch.randn(p.shape, generator=generator).to(p), alpha=scale)
         if all(out.isfinite().all() for out in run(new, inputs)):
             return new, inputs
@@ -121,13 +126,16 @@ class Replay:
         try:
             none, streams = self.run({**others, **scale(torch.zeros_like(factors))})
             streams += [torch.zeros_like(none[0])] if in_branch else []
-            if not any(same(a, s, tolerance) for a in none for s in streams):
+            if self.block and not any(same(a, s, tolerance) for a in none for s in streams):
                 return None
             one, some = (self.run({**others, **scale(f)})[0] for f in (torch.ones_like(factors), factors))
         except Exception:  # a module whose output has another shape, or whose shape is needed elsewhere
             return None
         finally:
             scale(torch.ones_like(factors))
+        if not self.block:  # the model reads images: its stream is what norms in front of the branch read
+            streams += [a for a, b in zip(none[1:], one[1:], strict=False) if same(a, b, tolerance)]
+        streams += [pooled for s in streams if s.ndim == 3 for pooled in (s[:, 0], s.mean(1))]
         for index, (a, b, c) in enumerate(zip(none, one, some, strict=False)):
             axes = [axis for axis in (-1, 1) if a.ndim > 1 and a.shape == b.shape and a.shape[axis] == len(factors)]
             moves = bool((b - a).abs().max() > 50 * tolerance * b.abs().max()) if axes else False

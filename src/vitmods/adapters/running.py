@@ -1,7 +1,7 @@
 """Runs a model of any library on a small input that is made for it."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,6 @@ from vitmods.util.errors import UserError
 
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Arguments and keywords of a call."""
-TOKENS = 8
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 
@@ -23,56 +22,6 @@ def check_not_wrapped(model: nn.Module) -> None:
     name = type(model).__name__
     if name in WRAPPERS:
         raise UserError(f"A {name} wraps the model: give the model inside, model.{WRAPPERS[name]}.")
-
-
-def candidate_inputs(model: nn.Module, example: Any, width: int) -> Iterator[Inputs]:
-    """Yield inputs to call the model with: `example` (a tensor, a tuple of arguments or a mapping of keywords), or two
-    each of words, images, videos and tokens of `width` channels."""
-    if example is not None:
-        keywords = example if isinstance(example, Mapping) else {}
-        yield () if keywords else example if isinstance(example, tuple) else (example,), keywords
-        return
-    p = next(model.parameters())
-    config = getattr(model, "config", None)
-    stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
-    channels = stem.in_channels if stem is not None else getattr(config, "num_channels", None)
-    frames = getattr(config, "num_frames", None)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device=p.device, dtype=p.dtype)
-
-    if isinstance(words := getattr(config, "vocab_size", None), int):
-        yield (), {"input_ids": torch.arange(2 * TOKENS, device=p.device).view(2, -1) % words}
-    if channels is not None or hasattr(model, "default_cfg"):
-        for size in _image_sizes(model):
-            if isinstance(frames, int):
-                yield (draw(2, frames, channels or 3, *size),), {}
-            yield (draw(2, channels or 3, *size),), {}
-    tokens = draw(2, TOKENS, width)
-    yield (tokens,), {}
-    yield (tokens, tokens), {}  # a decoder's tokens and what it reads
-
-
-def find_inputs(model: nn.Module, example: Any, width: int) -> Inputs | None:
-    """The first candidate that the model takes; None if it takes none of those that are made.
-
-    Raises UserError if the model does not run on the example.
-    """
-    inputs = next((candidate for candidate in candidate_inputs(model, example, width) if runs(model, candidate)), None)
-    if inputs is None and example is not None:
-        raise UserError("The model does not run on the example: give what it is called with.")
-    return inputs
-
-
-def _image_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
-    """Candidate sizes from Hugging Face's config, the model's parts, and timm's config. The last is the size of the
-    published model: a model for smaller images may run on it too, but slowly."""
-    cfg = getattr(model, "default_cfg", None) or {}
-    parts = (getattr(model, "config", None), *model.modules())
-    named = [getattr(part, name, None) for part in parts for name in ("image_size", "img_size")]
-    sizes = [*named, cfg["input_size"][-2:] if "input_size" in cfg else None, 224]
-    pairs = [(size, size) if isinstance(size, int) else size for size in sizes]
-    yield from dict.fromkeys((p[0], p[1]) for p in pairs if isinstance(p, tuple | list) and len(p) == 2)
 
 
 def runs(model: nn.Module, inputs: Inputs) -> bool:
@@ -129,6 +78,14 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_of(item)
+
+
+def difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """The largest difference of outputs, relative to the largest of each."""
+    if [out.shape for out in before] != [out.shape for out in after]:
+        return float("nan")
+    pairs = zip(before, after, strict=True)
+    return max((float((a - b).abs().max() / a.abs().max().clamp_min(1e-12)) for a, b in pairs), default=float("nan"))
 
 
 def reads_last(model: nn.Module, inputs: Inputs) -> bool | None:

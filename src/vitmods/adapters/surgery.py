@@ -15,30 +15,31 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters.anatomy import (
-    JOINT,
-    QUERY,
     Anatomy,
     NormSite,
     count_heads,
     eps_of,
-    find_parts,
     is_below,
     is_map,
+    maps_of,
     norm_sites,
-    order_of_calls,
     widths,
 )
 from vitmods.adapters.exact_rms import center_stream, rms_swaps
 from vitmods.adapters.grid import UNKNOWN, ReadsMask, give_grids
-from vitmods.adapters.inserts import Gates, HeadNorms, Insert, InsertedNorm, PatchNorms, Scale, StemOfImages
+from vitmods.adapters.heads import PREFIX, HeadPlace, HeadSearch
+from vitmods.adapters.inputs import find_inputs
+from vitmods.adapters.inserts import Factors, Gates, Insert, InsertedNorm, PatchNorms, Scale, StemOfImages
 from vitmods.adapters.norm_choice import choose_norms, is_frozen
+from vitmods.adapters.opened import open_attentions
+from vitmods.adapters.parts import Timeline, check_hints, find_parts, norms_that_run
 from vitmods.adapters.replay import Edit, Replay, record, same, scaling, scrambled, tolerance_of
 from vitmods.adapters.running import (
     WRAPPERS,
     Inputs,
     check_not_wrapped,
     copy_model,
-    find_inputs,
+    difference,
     hooked,
     reads_last,
     run,
@@ -70,15 +71,8 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig, Slot, StemConfig
 from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UnfitStem, UserError, explaining
 
-PREFIX = "vm_"
-"""of the names of inserted modules"""
 MOST_CHANGES = 100  # that a folder may list; each looks at all modules
 INEXACT = "Write norm(kind=rms,exact=false), which keeps the weights and alters the outputs."
-
-
-LAYOUTS = ("slot", "separate", "thd", "htd", "sdpa")
-KEY = ("k_proj", "key", "k", "to_k", "k_lin", "wk", "k_linear", "linear_k", "projection_key")
-PAIR = ("kv", "to_kv")
 
 
 class _Place(NamedTuple):
@@ -90,88 +84,9 @@ class _Place(NamedTuple):
     scale: Callable[[Tensor], Mapping[str, Edit]] | None = None
 
 
-class _HeadPlace(NamedTuple):
-    """Where norms of queries and keys are set: attributes ``q_norm`` and ``k_norm`` of ``owner``. ``axis`` is that of
-    the heads in what they get."""
-
-    owner: nn.Module
-    reference: nn.Module
-    heads: tuple[int, int]
-    dim: int
-    axis: int
-    undo: Callable[[], None]
-
-    def set_factors(self, queries: Tensor | float, keys: Tensor | float) -> None:
-        """Factors instead of norms: one for each head of keys, and of the queries that read them, or one for all."""
-        p, shape = next(self.reference.parameters()), (-1,) + (1,) * (-1 - self.axis)
-        if isinstance(queries, Tensor):
-            queries = queries.repeat_interleave(self.heads[0] // self.heads[1]).view(shape).to(p)
-        keys = keys.view(shape).to(p) if isinstance(keys, Tensor) else keys
-        self.owner.q_norm, self.owner.k_norm = _Factors(queries), _Factors(keys)
-
-    def is_of(self, read: Tensor, strict: bool, by_head: bool, by_token: bool) -> bool:
-        """Whether each channel of a head's queries and keys acts on the channels of this head alone in ``read``, and,
-        if ``strict``, on them (``by_head``); and queries on their own token alone (``by_token``)."""
-        (heads, of_keys), wide = self.heads, read.shape[-1] // self.heads[0]
-        factors: list[Any] = [cast(Any, norm).factors for norm in (self.owner.q_norm, self.owner.k_norm)]
-        draw = torch.randn(read.shape, generator=torch.Generator().manual_seed(0)).to(read)
-
-        def effects(part: Tensor) -> list[Tensor]:
-            """Absolute gradients of factors of queries and keys (..., heads, channels)."""
-            found = torch.autograd.grad(part.sum(), factors, retain_graph=True, allow_unused=True)
-            return [torch.zeros(1) if g is None else g.abs().movedim(self.axis, -2) for g in found]
-
-        for head in range(heads) if by_head else ():
-            own = slice(head * wide, (head + 1) * wide)
-            group, one = effects((read * draw)[..., own]), effects((read * draw)[..., own.start]) if strict else ()
-            for at, number in enumerate((head, head * of_keys // heads)):
-                if (channels := group[at]).ndim < 3:
-                    return False
-                channels = channels.flatten(0, -3).sum(0)
-                leaks = channels.sum(1).index_fill(0, torch.tensor(number, device=channels.device), 0).max()
-                if leaks > 1e-6 * channels.max():
-                    return False
-                if strict:
-                    channels = one[at].flatten(0, -3).sum(0)[number]
-                    if not channels.min() > 1e-6 * channels.max():
-                        return False
-        for token in (-1, read.shape[-2] // 2) if by_token else ():
-            tokens = effects((read * draw)[..., token, :])[0].sum((-1, -2))
-            if tokens.shape != read.shape[:-1]:
-                return False
-            at_token = tokens.select(-1, token).max()
-            tokens.select(-1, token).zero_()
-            if tokens.max() > 1e-6 * at_token or (strict and not at_token):
-                return False
-        return True
-
-
-class _Factors(nn.Module):
-    """Multiplies by factors; by ones that may have a gradient where there are none."""
-
-    def __init__(self, factors: Any) -> None:
-        super().__init__()
-        self.factors = factors
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not isinstance(self.factors, Tensor):
-            self.factors = torch.full_like(x, self.factors, requires_grad=torch.is_grad_enabled())
-        return x * self.factors
-
-
-def _head_dim(attention: nn.Module, heads: int) -> int | None:
-    """Channels of a head, from what attention modules call them."""
-    for name in ("head_dim", "attention_head_size"):
-        if isinstance(size := getattr(attention, name, None), int):
-            return size
-    joint = next((m for n, m in attention.named_modules() if n in JOINT and is_map(m)), None)
-    if joint is not None:
-        return widths(joint)[1] // (3 * heads)
-    width = getattr(attention, "embed_dim", None)
-    return width // heads if isinstance(width, int) else None
-
-
-def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Module:
+def operate(
+    model: nn.Module, *changes: Change, example: Any = None, parts: Mapping[str, Any] | None = None
+) -> nn.Module:
     """A copy of a model of any library with the changes put in, in order: its class, the names of its weights and the
     weights stay. The old model is untouched.
 
@@ -179,6 +94,7 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
     tokens), on the model as it is and on a copy with random weights, in evaluation and in training without dropout:
     where it is, it computes what the change defines (docs/in-place.md), in a neutral form it leaves all outputs and
     those of the last block as they are, every new parameter gets a gradient, and the old weights are still there.
+    ``parts`` says which modules are ``attention`` and ``mlp`` (patterns of names), and how many ``heads`` there are.
 
     Raises UserError if a change needs a model that can be read, a part that the change refers to is not recognized, or
     a certificate fails; SlotConflict when two changes claim one slot; NoEffect for a change that alters nothing.
@@ -188,8 +104,11 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
     _check_plain(model)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UserError("The model is on the meta device and has no weights: load them first.")
+    hints = dict(parts or {})
+    check_hints(hints)
     new = copy_model(model)
     make_plain(new)
+    open_attentions(new)
     inputs = find_inputs(new, example, width_of(new))
     if inputs is None:
         raise NotRecognized(
@@ -203,7 +122,7 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
         change.check_start(new)
         with torch.random.fork_rng(devices=[]):
             trial, given = scrambled(new, inputs)
-            operation = _Operation(trial, change, find_parts(trial, given), {}, given, strict=True)
+            operation = _Operation(trial, change, find_parts(trial, given, hints), {}, given, True, hints.get("heads"))
             operation.certified()
         operation = _Operation(new, change, operation.parts, operation.layouts, inputs)
         new = operation.certified()
@@ -211,10 +130,12 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
             raise NotCertified(
                 f"'{change}' cannot be put into this model: it is causal, and tokens would see later ones."
             )
-        parts = json.loads(json.dumps(asdict(operation.parts)))
-        record.append({"change": str(change), "parts": parts, "heads": operation.layouts})
+        values = {"change": str(change), "parts": asdict(operation.parts), "heads": operation.layouts}
+        record.append(json.loads(json.dumps(values)))
     new.vm_changes = (*getattr(model, "vm_changes", ()), *changes)  # type: ignore[assignment]
     new.vm_record = tuple(record)  # type: ignore[assignment]
+    kept = example if example is not None else getattr(model, "vm_example", None)
+    new.vm_example = kept  # type: ignore[assignment]
     config: Any = getattr(new, "config", None)
     if hasattr(config, "save_pretrained"):  # Hugging Face's, which is saved with the model
         config.vitmods_changes = record
@@ -233,6 +154,8 @@ def repeat(model: nn.Module, record: Sequence[Mapping[str, Any]]) -> nn.Module:
     with explaining(lambda error: f"{unfit}: {error}", *kinds):
         if len(record) > MOST_CHANGES:
             raise ValueError(f"it lists more than {MOST_CHANGES}")
+        make_plain(model)
+        open_attentions(model)
         for values in record:
             (change,) = parse_changes(values["change"])
             model = _Operation(model, change, parts_of(values), dict(values["heads"])).run()
@@ -240,10 +163,6 @@ def repeat(model: nn.Module, record: Sequence[Mapping[str, Any]]) -> nn.Module:
     model.vm_changes = (*getattr(model, "vm_changes", ()), *changes)  # type: ignore[assignment]
     model.vm_record = (*getattr(model, "vm_record", ()), *record)  # type: ignore[assignment]
     return model
-
-
-def _name(path: str) -> str:
-    return path.rpartition(".")[2]
 
 
 def _alike(path: str) -> str:
@@ -269,18 +188,22 @@ class _Operation:
     """One change put into one model, in place: certified on inputs, or without them as it was before.
 
     ``layouts`` is where each attention has its queries and keys, as far as it is known. ``removed`` are the names of
-    weights that were taken out. ``strict`` is for weights at which each part has an effect.
+    weights that were taken out. ``strict`` is for weights at which each part has an effect. ``heads`` is their number,
+    if the user says it.
     """
 
     model: nn.Module
     change: Change
     parts: Parts
-    layouts: dict[str, str]
+    layouts: dict[str, Any]
     inputs: Inputs | None = None
     strict: bool = False
+    heads: int | None = None
 
     def __post_init__(self) -> None:
-        self.called = {} if self.inputs is None else order_of_calls(self.model, self.inputs)
+        timeline = Timeline(self.model, self.inputs) if self.inputs is not None else None
+        self.called = timeline.ends if timeline else {}
+        self.search = HeadSearch(self.model, self.parts, self.layouts, self.inputs, timeline, self.strict, self.heads)
         self.before = [] if self.inputs is None else self._outputs(self.inputs)
         self.removed: list[str] = []
 
@@ -344,11 +267,11 @@ class _Operation:
 
     def _check_definition(self, places: Sequence[_Place], inputs: Inputs, training: bool) -> None:
         """Raise UserError if a branch, where an insertion scales it, is not what is added to the stream, scaled."""
-        norms: dict[str, list[str]] = {place.branch.block: [] for place in places if place.branch}
+        blocks = list(dict.fromkeys(place.branch.block for place in places if place.branch))
         ours = [f"{name}.norm" for name, m in self.model.named_modules() if isinstance(m, InsertedNorm)]
-        known = [name for name in (*(site.name for site in norm_sites(self.model)), *ours) if name in self.called]
+        norms = norms_that_run(self.model, blocks, self.called)
         for block, names in norms.items():
-            names += [name for name in known if is_below(name, block)]
+            names += [name for name in ours if name in self.called and is_below(name, block) and name not in names]
         for call in record(self.model, inputs, norms, training) if norms else ():
             modules = [branch.module for branch in self.parts.branches if branch.block == call.block]
             for _, branch, scale in places:
@@ -405,10 +328,11 @@ class _Operation:
     def _holder(self, name: str) -> tuple[nn.Module, str, str]:
         """Where an insertion for a module is registered, the child that it serves there, and a name for it: a linear
         map or a norm may be wrapped or replaced later, so the module around it that is called holds its insertions."""
-        if any(self.model.get_submodule(name).children()):
-            return self.model.get_submodule(name), "", ""
+        containers, module = nn.Sequential | nn.ModuleList | nn.ModuleDict, self.model.get_submodule(name)
+        if any(module.children()) and not (isinstance(module, containers) or is_map(module)):
+            return module, "", ""
         holder = name.rpartition(".")[0]
-        while isinstance(self.model.get_submodule(holder), nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        while isinstance(self.model.get_submodule(holder), containers):
             holder = holder.rpartition(".")[0]
         child = name.removeprefix(f"{holder}.") if holder else name
         return self.model.get_submodule(holder), child, f"{child.replace('.', '_')}_"
@@ -421,7 +345,7 @@ class _Operation:
             weight = getattr(block, slot).gamma
         else:
             holder, child, label = self._holder(branch.module)
-            scale = Scale(branch.dim, 1.0, {child: ("after",)})
+            scale = Scale(branch.dim, 1.0, {child: ("after",)}, branch.axis)
             scale.serve(holder, f"{PREFIX}{label}scale")
             weight = scale.weight
 
@@ -434,50 +358,52 @@ class _Operation:
     def _norm(self, branch: Branch, config: NormConfig, when: str) -> _Place:
         name, dim = (branch.module, branch.dim) if when == "after" else (branch.projection, branch.hidden)
         module = self.model.get_submodule(name)
-        if when == "before" and (not is_map(module) or isinstance(module, nn.Conv2d | nn.Conv3d)):
+        if when == "before" and (not is_map(module) or _is_convolution(module)):
             raise NotRecognized(
                 f"'{self.change}' needs the output projection of {name}, which is not called as a linear map of tokens."
             )
         holder, child, label = self._holder(name)
-        inserted = InsertedNorm(nn.Identity(), {child: (when,)})
+        axis = branch.axis if when == "after" else -1
+        inserted = InsertedNorm(nn.Identity(), {child: (when,)}, axis)
         inserted.serve(holder, f"{PREFIX}{label}norm_{when}")
 
         def set_factors(factors: Tensor) -> dict[str, Edit]:
-            inserted.norm = _Factors(factors)
+            inserted.norm = Factors(factors)
             return {}
 
         def finish() -> None:
             inserted.norm = self._like(make_norm(config, dim), holder)
 
-        return _Place(finish, branch, set_factors if when == "after" else scaling(name))
+        return _Place(finish, branch, set_factors if when == "after" else scaling(name, axis))
 
     def _gate(self, branch: Branch, per: str) -> _Place:
-        path = branch.projection
-        is_query = [n for n, m in self.model.named_modules() if is_map(m) and _name(n) in (*JOINT, *QUERY)]
-        names: list[str] = []
-        while path != branch.block and not names:
-            path = path.rpartition(".")[0]
-            names = [n for n in is_query if n.startswith(f"{path}.")]
-        attention = next((a for a in self.parts.attentions if names and f"{names[0]}.".startswith(f"{a}.")), None)
-        if attention is None or (self.called and not {path, names[0], branch.projection} <= self.called.keys()):
+        near = [a for a in self.parts.attentions if f"{a}.".startswith(f"{branch.block}.".lstrip("."))]
+        inside = [a for a in near if f"{branch.projection}.".startswith(f"{a}.")]
+        before = [a for a in near if not self.called or self.called[a] < self.called[branch.projection]]
+        attention = next(iter([*inside, *before[::-1]]), None)
+        places = self.search.find([attention], branch.projection, per) if attention is not None else None
+        if attention is None or places is None:
+            raise NotCertified(
+                f"'{self.change}': what {branch.projection} reads is not what the heads of {attention} put out, token "
+                "by token."
+            )
+        places[0].undo()
+        module, heads = self.model.get_submodule(attention), places[0].layout.heads[0]
+        child = places[0].layout.query or ("tokens" if hasattr(module, "tokens") else next(iter(maps_of(module)), ""))
+        query = f"{attention}.{child}".strip(".")
+        if self.called and not {query, branch.projection} <= self.called.keys():
             raise NotRecognized(f"'{self.change}': the projections of {branch.module} are not called as modules.")
+        path = attention
+        while not branch.projection.startswith(f"{path}.".lstrip(".")):
+            path = path.rpartition(".")[0]
         holder = self.model.get_submodule(path)
-        query, projection = (n.removeprefix(f"{path}.") for n in (names[0], branch.projection))
-        if self.inputs is not None:
-            layouts = [self.layouts[attention]] if attention in self.layouts else LAYOUTS
-            of_heads = (self._try_heads([attention], layout, branch.projection, per) for layout in layouts)
-            if (places := next(filter(None, of_heads), None)) is None:
-                raise NotCertified(
-                    f"'{self.change}': what {branch.projection} reads is not what the "
-                    f"{count_heads(self.model.get_submodule(attention))} heads of {attention} put out, token by token."
-                )
-            places[0].undo()
+        query, projection = (n.removeprefix(f"{path}.") for n in (query, branch.projection))
         gates = Gates({query: ("before_query",), projection: ("before_projection",)})
         gates.serve(holder, f"{PREFIX}gate")
 
         def finish() -> None:
-            count = count_heads(self.model.get_submodule(attention)) if per == "head" else branch.hidden
-            gate = nn.Linear(widths(holder.get_submodule(query))[0], count)
+            width: Any = module.embed_dim if child == "tokens" else widths(module.get_submodule(child))[0]
+            gate = nn.Linear(width, heads if per == "head" else branch.hidden)
             nn.init.trunc_normal_(gate.weight, std=0.02)
             nn.init.zeros_(gate.bias)
             gates.gate = self._like(gate, holder)
@@ -512,7 +438,7 @@ class _Operation:
         """In place of the outermost module that maps what the branch reads to what it puts out."""
         name, modules = branch.module, dict(self.model.named_modules())
         inside = {n: m for n, m in modules.items() if f"{n}.".startswith(f"{name}.")}
-        maps = [m for m in inside.values() if is_map(m)]
+        maps = [inside[n] for n in maps_of(self.model) if n in inside]
         self._check_free(name)
         has_norm = branch.norm is not None and branch.norm.startswith(f"{name}.")
         if has_norm or len(maps) < 2:
@@ -567,151 +493,24 @@ class _Operation:
             if any(not isinstance(module.get_submodule(n), nn.Identity) for n in present):
                 raise NoEffect(f"'{self.change}' alters nothing: {name} normalizes its queries and keys already.")
             shapes = tuple((n, tuple(p.shape)) for n, p in module.named_parameters() if p.ndim > 1)
-            kinds.setdefault((type(module), count_heads(module), shapes, self.layouts.get(name)), []).append(name)
-        norm_places: list[_HeadPlace] = []
-        for (*_, known), names in kinds.items():
-            if self.inputs is None:
-                norm_places += [place for name in names if (place := self._place_heads(name, known))]
-                continue
-            tried = (self._try_heads(names, layout) for layout in ([known] if known else LAYOUTS))
-            places = next(filter(None, tried), None)
-            if places is None and isinstance(self.model.get_submodule(names[0]), nn.MultiheadAttention):
-                raise NotRecognized(
-                    f"'{self.change}' normalizes queries and keys, and the nn.MultiheadAttention {names[0]} computes "
-                    "them inside one function."
-                )
+            kinds.setdefault((type(module), count_heads(module), shapes, repr(self.layouts.get(name))), []).append(name)
+        found: list[HeadPlace] = []
+        for names in kinds.values():
+            places = self.search.find(names)
             if places is None:
                 raise NotCertified(
-                    f"'{self.change}': the queries and keys of the {count_heads(self.model.get_submodule(names[0]))} "
-                    f"heads of {names[0]} are not recognized, or something else reads them (positions, cosine "
-                    "attention). Check the number of heads that it states."
+                    f"'{self.change}': the queries and keys of the heads of {names[0]} are not recognized, or "
+                    "something else reads them (positions, cosine attention). Say how many heads there are with "
+                    "parts={'heads': ...}."
                 )
-            norm_places += places
+            found += places
 
         def set_norms() -> None:
-            for place in norm_places:
-                for slot in ("q_norm", "k_norm"):
-                    setattr(place.owner, slot, self._like(make_norm(config, place.dim), place.reference))
+            for place in found:
+                make = partial(make_norm, config, place.dim)
+                place.set_norms(lambda make=make, near=place.reference: self._like(make(), near))  # type: ignore[misc]
 
         return _Place(set_norms)
-
-    def _try_heads(
-        self, names: list[str], layout: str, reader: str = "", per: str = "head"
-    ) -> list["_HeadPlace"] | None:
-        """Where norms of queries and keys can be set in these attentions, if this layout is theirs: each channel of a
-        head's queries and keys acts on the channels of this head alone, in what a map of the attention reads; and the
-        queries of each head times a number and its keys times the inverse leave what each attention puts out.
-
-        With a ``reader``, it is the map, queries act on their own tokens alone (with ``per`` channel only that), and
-        the inverse is not tried.
-        """
-        places = [place for name in names if (place := self._place_heads(name, layout)) is not None]
-        if len(places) == len(names):
-            try:
-                is_theirs = all(self._are_heads(names, places, reader, per, training) for training in (False, True))
-            except Exception:  # shapes that do not fit this layout
-                is_theirs = False
-            for place in places:
-                place.owner.q_norm, place.owner.k_norm = nn.Identity(), nn.Identity()
-            if is_theirs:
-                self.layouts.update(dict.fromkeys(names, layout))
-                return places
-        for place in places:
-            place.undo()
-        return None
-
-    @torch.enable_grad()
-    def _are_heads(self, names: list[str], places: list["_HeadPlace"], reader: str, per: str, training: bool) -> bool:
-        assert self.inputs is not None
-        generator, outputs = torch.Generator().manual_seed(0), []
-        scales = [torch.rand(place.heads[1], generator=generator) + 0.5 for place in places]
-        for queries, keys in () if reader else ((0, 0), (1, 1), (1, 0)):
-            for place, scale in zip(places, scales, strict=True):
-                place.set_factors(scale**queries, scale**-keys)
-            outputs.append(
-                [v for kept in _tensors_at(self.model, self.inputs, names, training)[0].values() for v in kept]
-            )
-        if outputs and not difference(outputs[0], outputs[1]) < tolerance_of(self.model):
-            return False
-        if self.strict and outputs and any(same(a, b, 1e-4) for a, b in zip(outputs[0], outputs[2], strict=True)):
-            return False
-        for place in places:
-            place.set_factors(1.0, 1.0)
-        readers = {name: [reader] if reader else self._readers(name) for name in names}
-        every = [reader for near in readers.values() for reader in near]
-        reads = _tensors_at(self.model, self.inputs, every, training, gradients=True)[1]
-        return all(
-            self._separates(place, [read for near in readers[name] for read in reads[near][:1]], per, bool(reader))
-            for name, place in zip(names, places, strict=True)
-        )
-
-    def _separates(self, place: "_HeadPlace", reads: list[Tensor], per: str, by_token: bool) -> bool:
-        """Whether what is read of the queries first is made head by head."""
-        factors = cast(Any, place.owner.q_norm).factors
-        for read in reads:
-            if (
-                read.requires_grad
-                and torch.autograd.grad(read.sum(), factors, retain_graph=True, allow_unused=True)[0] is not None
-            ):
-                fits = read.ndim > 2 and not read.shape[-1] % place.heads[0]
-                return fits and place.is_of(read, self.strict, per == "head", by_token)
-        return False
-
-    def _readers(self, attention: str) -> list[str]:
-        """The maps and norms that may read what the heads put out, as they are called: inside attention, or the next
-        map beside it in a part of the block, or the last of its branch."""
-        modules, order = dict(self.model.named_modules()), self.called
-        norms = {site.name for site in norm_sites(self.model)}
-        inside = [n for n in order if n.startswith(f"{attention}.") and (n in norms or is_map(modules[n]))]
-        branches = [b.projection for b in self.parts.branches if b.kind == "attn" and is_below(attention, b.block)]
-        around = attention.rpartition(".")[0]
-        beside = [n for n in order if around not in self.parts.blocks and is_below(n, around) and is_map(modules[n])]
-        behind = [name for name in (*branches, *beside) if order[name] > order[attention]]
-        return [*sorted(inside, key=order.__getitem__), *sorted(behind, key=order.__getitem__)[:1]]
-
-    def _place_heads(self, name: str, layout: str) -> "_HeadPlace | None":
-        module = self.model.get_submodule(name)
-        heads, maps = count_heads(module), {n: m for n, m in module.named_modules() if is_map(m)}
-        if layout == "slot":
-            if not all(isinstance(getattr(module, slot, None), nn.Identity) for slot in ("q_norm", "k_norm")):
-                return None
-            if (dim := _head_dim(module, heads)) is None:
-                return None
-
-            def empty_slots() -> None:
-                module.q_norm, module.k_norm = nn.Identity(), nn.Identity()
-
-            return _HeadPlace(module, module, (heads, heads), dim, -3, empty_slots)
-        if layout == "sdpa":
-            # Where the projections are called, something may stand between them and the product, as norms or positions.
-            is_called = any(f"{name}.{n}" in self.called and _name(n) in (*JOINT, *QUERY) for n in maps)
-            if is_called or (dim := _head_dim(module, heads)) is None:
-                return None
-            children = {"": ("before_attention", "after_attention")}
-            return self._insert_heads(module, "sdpa", (heads, heads), dim, children, -3)
-        joint = next((n for n in maps if _name(n) in JOINT), None)
-        query, key, pair = (next((n for n in maps if _name(n) in kind), None) for kind in (QUERY, KEY, PAIR))
-        if layout == "separate":
-            second = key or pair
-            if query is None or second is None or widths(maps[query])[1] % heads:
-                return None
-            dim = widths(maps[query])[1] // heads
-            width = widths(maps[second])[1] // (1 if key else 2)
-            if width % dim:
-                return None
-            hooks = {query: ("after_query",), second: ("after_key" if key else "after_key_value",)}
-            return self._insert_heads(module, "", (heads, width // dim), dim, hooks, -2)
-        if joint is None or widths(maps[joint])[1] % (3 * heads):
-            return None
-        dim = widths(maps[joint])[1] // (3 * heads)
-        return self._insert_heads(module, layout, (heads, heads), dim, {joint: ("after_joint",)}, -2)
-
-    def _insert_heads(
-        self, module: nn.Module, layout: str, heads: tuple[int, int], dim: int, children: Any, axis: int
-    ) -> "_HeadPlace":
-        norms = HeadNorms((nn.Identity(), nn.Identity()), heads, layout, children)
-        norms.serve(module, f"{PREFIX}heads")
-        return _HeadPlace(norms, module, heads, dim, axis, lambda: norms.withdraw(module))
 
     def _without(self, branch: Branch) -> _Place:
         norm = branch.norm
@@ -745,11 +544,11 @@ class _Operation:
         sites = [row.site for row in rows if row.now]
         kinds = {name: type(anatomy.modules[name]).__name__ for name in anatomy.unknown_norms()}
         left = [f"{name}, whose class {kind} is not a known norm" for name, kind in kinds.items()]
-        projections = {n: at for n, at in self.called.items() if _name(n) in (*JOINT, *QUERY)}
+        maps = maps_of(self.model)
         for site in anatomy.sites:
             around = [a for a in anatomy.attentions if is_below(site.name, a)]
-            queries = [at for n, at in projections.items() if around and is_below(n, around[0])]
-            in_front = queries and self.called.get(site.name, len(self.called)) < min(queries)
+            reading = [self.called[n] for n in maps if around and is_below(n, around[0]) and n in self.called]
+            in_front = reading and self.called.get(site.name, max(reading)) < min(reading)
             if site.role == "inside" and in_front and site not in sites:
                 left.append(f"{site.name}, which is inside attention and normalizes what it reads")
         inside = {_alike(row.site.name): row.site.name for row in rows if not row.now and row.site.role == "inside"}
@@ -840,14 +639,13 @@ def _check_plain(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ in WRAPPERS:
             raise UserError(f"{name} is a {type(module).__name__}: change the model first, then compile or wrap it.")
-        if hasattr(module, "base_layer"):
-            raise UserError(
-                f"{name} holds an adapter (LoRA): change the model first, then add adapters, or merge them "
-                "(merge_and_unload) before."
-            )
     odd = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor) or value.is_quantized]
     if odd or not all(p.is_floating_point() or p.is_complex() for p in model.parameters()):
         raise UserError("The model is quantized: change it first, then quantize it.")
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    return hasattr(getattr(module, "base_layer", module), "kernel_size")
 
 
 def make_plain(model: nn.Module) -> None:
@@ -886,31 +684,6 @@ def width_of(model: nn.Module) -> int:
 def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The numbers that a model puts out."""
     return [out for out in run(model, inputs) if out.is_floating_point()]
-
-
-def _tensors_at(
-    model: nn.Module, inputs: Inputs, names: Iterable[str], training: bool, gradients: bool = False
-) -> tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]:
-    """The first tensor that each of these modules puts out, and the first that it reads, in each call."""
-    outputs: dict[str, list[Tensor]] = {name: [] for name in names}
-    reads: dict[str, list[Tensor]] = {name: [] for name in outputs}
-
-    def keep(module: nn.Module, args: Any, keywords: Any, output: Any, name: str) -> None:
-        outputs[name].append(next(tensors_of(output)))
-        reads[name].append(next(tensors_of([*args, *keywords.values()])))
-
-    modules = ((model.get_submodule(name), partial(keep, name=name)) for name in outputs)
-    with hooked(module.register_forward_hook(hook, with_kwargs=True) for module, hook in modules):
-        run(model, inputs, gradients, training)
-    return outputs, reads
-
-
-def difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """The largest difference of outputs, relative to the largest of each."""
-    if [out.shape for out in before] != [out.shape for out in after]:
-        return float("nan")
-    pairs = zip(before, after, strict=True)
-    return max((float((a - b).abs().max() / a.abs().max().clamp_min(1e-12)) for a, b in pairs), default=float("nan"))
 
 
 @torch.enable_grad()

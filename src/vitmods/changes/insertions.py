@@ -12,7 +12,7 @@ class Branch:
 
     ``module`` is the outermost module whose output is only the branch's, without the residual; ``projection`` the
     linear map that ends the branch, from ``hidden`` channels to ``dim``. ``norm`` is the norm before the branch, None
-    in post-norm blocks.
+    in post-norm blocks. ``axis`` is that of the channels in what ``module`` puts out, -1 or 1.
     """
 
     kind: Literal["attn", "mlp"]
@@ -22,6 +22,7 @@ class Branch:
     dim: int
     hidden: int
     norm: str | None
+    axis: int = -1
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from vitmods.adapters.huggingface import open_changed_huggingface
+from vitmods.adapters.inputs import find_inputs
 from vitmods.adapters.replay import TOLERANCE
-from vitmods.adapters.running import find_inputs, tensors_of
-from vitmods.adapters.surgery import difference, outputs_of, width_of
+from vitmods.adapters.running import difference, tensors_of
+from vitmods.adapters.surgery import outputs_of, width_of
 from vitmods.changes import Change
 from vitmods.study.arms import FunctionSpec
 from vitmods.study.bases import ForeignBase, load_into, options_of, rebuilt, record_of
