@@ -416,3 +416,14 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
 def test_folders_are_named_after_data_and_base():
     assert readable_folder("path/to/my pets/", "S/16") == Path("runs/my-pets-S-16")
     assert readable_folder("torchvision:CIFAR10?root=/x", "Ti/4") == Path("runs/torchvision-CIFAR10-Ti-4")
+
+
+def test_the_best_combination_is_confirmed_in_one_command(tmp_path, capsys):
+    """With --confirm a factorial study goes on to its confirmation where a combination is predicted to help."""
+    command = (
+        "compare --data digits --base mu1/4 --arms dpn qknorm --design factorial --seeds 2 --epochs 1 --limit-train"
+    )
+    command += f" 128 --workers 1 --device cpu --cost-seconds 0 --quiet --confirm --out {tmp_path / 'out'}"
+    assert main(command.split()) == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "out" / "confirm").exists() == ("fresh seeds" in printed)

@@ -69,3 +69,9 @@ def test_another_design_is_another_study(tmp_path, capsys):
         make(seeds=1, design=None).run(tmp_path / "out", **HOW)
     assert "latin-square" in DESIGNS
     assert main(["report", str(tmp_path / "out")]) == 0
+
+
+def test_a_design_that_study_json_would_not_name_is_refused():
+    with pytest.raises(UserError, match="needs the class attributes name = 'forgetful' and is_implied = False"):
+        DESIGNS.register("forgetful")(type("Forgetful", (DESIGNS["arms"],), {"__module__": "mine"}))
+    assert "forgetful" not in DESIGNS

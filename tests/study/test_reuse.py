@@ -25,6 +25,7 @@ from vitmods.study.dependencies import _checksums, code_of
 from vitmods.study.executors import StudyOptions
 from vitmods.study.prepare import open_study
 from vitmods.study.reuse import Pool
+from vitmods.study.run import python_call
 from vitmods.study.store import StudyFolder
 from vitmods.tasks.base import TASKS
 from vitmods.train import checkpoint
@@ -168,6 +169,11 @@ def test_the_reference_is_trained_alone_and_has_no_verdicts(images, tmp_path, ca
     answer = Answer.load(place)
     assert (answer.complete, list(answer.base.scores), answer.effects) == (True, [0, 1], {})
     assert answer.to_methods().startswith("Base is mu/4")
+    assert "arms=None" in python_call(Study("mu/4", None, str(images), seeds=2).settings, place)
+    with pytest.raises(UserError, match="no effects"):
+        answer.to_latex()
+    with pytest.raises(UserError, match="one way"):
+        Study("mu/4", None, str(images), sweep={"epochs": [1, 2]})
     assert "arms" not in answer.to_methods()
     assert "verdict" not in answer.to_csv()
     assert answer.report().exists()

@@ -130,7 +130,6 @@ class Compare:
             raise UserError("With --until-decided, set --max-seeds, not --seeds.")
         if self.confirm:
             self.settings.refuse("confirm")
-            raise UserError("--confirm needs --design factorial.")
         if self.retrain is not None and (self.dry_run or self.pilot or self.budget is not None):
             raise UserError("--retrain trains one arm once, after the study: drop --dry-run, --pilot and --budget.")
 

@@ -225,6 +225,8 @@ class Answer:
 
     @property
     def _table(self) -> Decision:
+        if not self.arms:
+            raise UserError("Base alone has no effects: results.csv has its scores (answer.trials_table()).")
         return self.headline.decision(self.decision)
 
     def to_markdown(self) -> str:

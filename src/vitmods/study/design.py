@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitmods.study.arms import Arm
+from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
 
 if TYPE_CHECKING:
     from vitmods.stats.sample_size import Findable
 
 DESIGNS: Registry[type[Design]] = Registry(
-    "design", "vitmods.study.designs", advice="docs/plugins.md shows how to add one."
+    "design",
+    "vitmods.study.designs",
+    advice="docs/plugins.md shows how to add one.",
+    check="vitmods.study.design:check_designs",
 )
 
 
@@ -53,7 +57,8 @@ class Design:
     options: ClassVar[tuple[str, ...]] = ()
     excludes: ClassVar[Mapping[str, str]] = {
         "confirm": 'Only the best combination of a factorial study is confirmed: design="factorial" (--confirm needs '
-        "--design factorial)."
+        "--design factorial).",
+        "until_decided": "This design has a fixed number of seeds: set --seeds, not --until-decided.",
     }
     needs_all: ClassVar[bool] = False
     adds_seeds: ClassVar[bool] = True
@@ -162,3 +167,10 @@ class Design:
     def combination(self, labels: Iterable[str]) -> Arm:
         """Return the arm that has several of the factors together."""
         raise NotImplementedError
+
+
+def check_designs() -> None:
+    """Raise UserError for a user's design that study.json would not name as it is registered."""
+    for name, kind in DESIGNS.items():
+        if DESIGNS.is_from_outside(name) and (kind.name != name or kind.is_implied):
+            raise UserError(f"The design '{name}' needs the class attributes name = '{name}' and is_implied = False.")

@@ -72,6 +72,8 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
     recorded = {name: facts.settings[name] for name in ("images", "seeds")}
     folder.check_same_study({**settings.to_dict(), **recorded})
     settings.refuse("retrain")
+    if settings.sweep:
+        raise UserError("--retrain does not support --sweep or several bases: run an ordinary study of the arm.")
     names = [trained.name for trained in settings.every_arm]
     if arm not in (*names, BEST):
         raise UserError(f"The study does not have an arm {arm!r}. {nearest(arm, [BEST, *names])}")

@@ -47,7 +47,7 @@ from vitmods.util.address import address_of, named
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 from vitmods.util.lease import Lease
-from vitmods.util.registry import check_reachable, plugins, spelled
+from vitmods.util.registry import check_plugins, check_reachable, plugins, spelled
 from vitmods.util.text import duration, listing, plural
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def python_call(settings: Settings, out: str) -> str:
     texts = {
         **({"start": repr(start["source"])} if start else {"base": of_base}),
         **({"positions": repr(start["positions"])} if start and start["positions"] != "bicubic" else {}),
-        "arms": f"[{', '.join(arms)}]",
+        "arms": f"[{', '.join(arms)}]" if arms else "None",
         "data": repr(data),
         "recipe": f"vm.Recipe().with_({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
         "seeds": repr(list(settings.seeds)),
@@ -221,6 +221,7 @@ class Request:
         """
         facts, settings = folder.facts(), self.settings
         if facts is not None:
+            check_plugins(facts.plugins if "design" in facts.settings else (), named(folder.path))
             before = facts.study()
             settings = replace(settings.continuing(facts.settings), known=before.known)
             if before.is_settled and not settings.is_settled:
@@ -279,6 +280,7 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             state = StudyState(folder, wanted, evaluated_of(folder, facts))
             slower = slowdown() if budget.seconds else 1.0
             cost_seconds = LEAST_COSTS * options.cost_seconds * len(study.settings.sweep.points)
+            cost_seconds *= bool(study.settings.arms)  # else there is nothing to compare
             after_s = seconds_after_trials(budget, cost_seconds, slower)
             over_s = MOST_OVER * (budget.seconds or 0.0) if wanted.spare else 0.0
             limit = replace(budget, seconds=budget.seconds and budget.seconds - after_s, over_s=over_s)

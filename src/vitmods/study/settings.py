@@ -289,7 +289,7 @@ class Settings(StudySettings):
     @property
     def is_plain(self) -> bool:
         """Whether each arm is compared with base under one setting, all trials seeing the same images."""
-        return isinstance(self.design, DESIGNS["arms"]) and not (self.sweep or self.folds or self.design.to_dict())
+        return self.kind in (DESIGNS["arms"], DESIGNS["base"]) and not (self.sweep or self.folds)
 
     @property
     def compared(self) -> int:

@@ -142,6 +142,8 @@ class Study:
         unset = open_settings(model, recipe, images, start)
         if seeds is None and not of_start and chosen_arms:  # base alone has all of its seeds
             unset |= {"seeds"}
+        if not chosen_arms and (settings.sweep or settings.tune or settings.design):
+            raise UserError("Base alone is trained in one way: leave out several bases, --sweep, --tune and --design.")
         self.settings = Settings(fixed, chosen_arms, chosen_seeds, **vars(settings), open=unset)
         check_settings(self.settings)
         base_recipe = self.settings.cell(BASE).recipe
@@ -171,10 +173,13 @@ class Study:
             return {}
         alone = replace(settings, sweep={name: values for name, values in sweep.items() if name != "data"})
         studies = {name: self._but(data=name, settings=alone) for name in sweep["data"]}
-        if any(study.settings.sweep or study._stages for study in studies.values()):
+        of_each = [study.settings for study in studies.values()]
+        is_plain = all(each.is_plain and each.arms and not each.until_decided for each in of_each)
+        if not is_plain or any(study._stages for study in studies.values()):
             raise UserError(
-                "--sweep data=... runs a study without another sweep and without --pretrain on each data set: give one "
-                "--base, and instead of paper:NAME of a table with a sweep its arms."
+                "--sweep data=... runs a study without another sweep and without --pretrain on each data set, of arms "
+                "with a fixed number of seeds, without --design and --folds: give one --base, and instead of "
+                "paper:NAME of a table with a sweep its arms."
             )
         return studies
 

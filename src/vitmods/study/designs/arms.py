@@ -24,7 +24,7 @@ class Arms(Design):
     name = "arms"
     is_implied = True
     excludes: ClassVar[Mapping[str, str]] = {
-        **Design.excludes,
+        "confirm": Design.excludes["confirm"],
         "sweep": "--design arms compares under one setting: leave it out, or {sweep}.",
     }
 

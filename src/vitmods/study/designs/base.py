@@ -35,7 +35,7 @@ class BaseAlone(Design):
     @classmethod
     def plan(cls, settings: Settings) -> BaseAlone:
         if settings.arms:
-            raise UserError("--design base trains base alone: leave it out, or the arms.")
+            raise UserError("Base alone is a study of its own: `vitmods base`, or in Python arms=None.")
         return cls()
 
     def questions(self, state: StudyState, looks: Sequence[Look], base: str) -> tuple[Decision, dict[str, Question]]:
@@ -61,11 +61,20 @@ class BaseAlone(Design):
             "differences to base",
             {"": {}},
             against=base,
+            notes=tuple(_lost(state)),
             scope="; ".join(reached),
             facts=(*_curve(state, [*ended.values()], metric), *time),
             advice=("Compare arms in a folder next to this one, which reuses these trials and trains arms alone.",),
         )
         return nothing, {"base": summary}
+
+
+def _lost(state: StudyState) -> Iterator[str]:
+    """Yield how many trials have no score."""
+    records = [*state.answered.values()]
+    for status in ("diverged", "failed", "damaged"):
+        if count := sum(record.status == status for record in records):
+            yield f"{count} of {plural(len(records), 'trial')} {'are ' * (status == 'damaged')}{status}"
 
 
 def _described(records: Sequence[TrialRecord], metric: Metric) -> str:

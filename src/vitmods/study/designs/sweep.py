@@ -29,7 +29,6 @@ class Sweep(Arms):
         **Design.excludes,
         "until_decided": "With {sweep} the number of seeds is fixed: set --seeds, not --until-decided.",
         "folds": "--folds does not support {sweep}: drop one of the two.",
-        "retrain": "--retrain does not support {sweep}: run an ordinary study of the arm to train on all images.",
     }
 
     @classmethod
@@ -47,7 +46,7 @@ class Sweep(Arms):
 
 
 def _questions_over(over: OverSettings, under: str) -> dict[str, Question]:
-    """The average over several settings or data sets, each of them, and how far it is from the average.
+    """The average over several settings, each of them, and how far it is from the average.
 
     under: `2 settings (epochs=10; epochs=30)`
     """
