@@ -249,7 +249,8 @@ class Estimate:
         done = f" ({self.finished} are finished)" if self.finished else ""
         at_most = "At most " * (self.settings.matched_points > 0)
         to_run = f"{at_most}{sum(arm.trials for arm in self.arms)} trials to run{done}"
-        lasts = f"about {duration(self.total_s)} of training, and the measurement of costs"
+        costs = ", and the measurement of costs" * bool(self.settings.arms)
+        lasts = f"about {duration(self.total_s)} of training{costs}"
         other: Keep = "best" if self.keep_weights == "all" else "all"
         return "\n".join(
             [

@@ -363,6 +363,7 @@ def run_pilot(request: Request, path: Path, options: StudyOptions, command: str 
     estimate may determine their number."""
     from vitmods.study.estimate import estimate
 
+    request.settings.refuse("pilot")
     folder = StudyFolder(path)
     folder.check_place(request.settings.fixed["data"])
     with folder.lock() as lease:
