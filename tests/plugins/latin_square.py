@@ -13,10 +13,7 @@ class LatinSquare(Design):
 
     name = "latin-square"
     usual_seeds = 2
-    excludes: ClassVar = {
-        **Design.excludes,
-        "until_decided": "A Latin square has a fixed number of seeds: leave it out.",
-    }
+    excludes: ClassVar = {**Design.excludes, "pilot": "Base alone is no Latin square: leave the pilot out."}
     adds_seeds = False
 
     @classmethod

@@ -63,6 +63,11 @@ def test_it_refuses_what_it_cannot_be(options, message):
         make(**options)
 
 
+def test_base_alone_is_no_pilot_of_it(tmp_path):
+    with pytest.raises(UserError, match="leave the pilot out"):
+        make().pilot(tmp_path / "out", **HOW)
+
+
 def test_another_design_is_another_study(tmp_path, capsys):
     make(seeds=1).run(tmp_path / "out", **HOW)
     with pytest.raises(UserError, match="design: latin-square -> each arm against base"):
