@@ -72,7 +72,7 @@ ONE = ["arm,seed,score", "base,0,0.8", "dpn,0,0.9"]
     ("lines", "message"),
     [
         ([], "it is empty"),
-        (["arm,seed,accuracy", *LINES[1:]], "column score is missing (it has arm, seed, accuracy)"),
+        (["arm,seed,accuracy", *LINES[1:]], "does not have the column score"),
         ([*LINES, "rms,0,good"], "line 8: the score must be a number (or `diverged`), not 'good'"),
         ([*LINES, "rms,0,"], "line 8: the score must be a number"),
         ([*LINES, "rms,first,0.9"], "line 8: the seed must be a whole number, not 'first'"),
@@ -84,7 +84,7 @@ ONE = ["arm,seed,score", "base,0,0.8", "dpn,0,0.9"]
         ([ONE[0], "base,0,80", "dpn,0,90"], "unit='points'"),
         (ONE[:1], "does not contain a score"),
         (["arm,seed,image,score", "base,0,a,1", "base,0,b,1", "dpn,0,a,1"], "not have the same images as base with"),
-        ([ONE[0], "base,0,\udcff\udcfe"], "cannot be read as CSV"),
+        ([ONE[0], "base,0,\udcff\udcfe"], "the score must be a number"),
     ],
 )
 def test_what_cannot_be_decided_is_refused(tmp_path, refused, lines, message):

@@ -84,14 +84,14 @@ def predict(
     if Path(source).suffix in GRAPHS and device not in ("auto", "cpu"):
         raise UserError(f"{source} runs on the CPU here: leave --device out, or give the weights.")
     trained = Checkpoint.open(source, trust).as_seen()
-    shape = getattr(trained.model, "vit_config", None)
-    if shape is not None and not shape.num_classes:
+    shape, task_name = getattr(trained.model, "vit_config", None), trained.settings.get("task", DEFAULT)
+    if shape is not None and not shape.num_classes and TASKS[task_name].uses_head:
         raise UserError(
             f"{source} has no head: it gives features, not classes. Train one with `vitmods finetune --from {source}`, "
             f"or measure the features: `vitmods evaluate {source} --data path/to/images --protocol knn probe`."
         )
     settings, names = trained.settings, trained.classes
-    kind = TASKS[settings.get("task", DEFAULT)]
+    kind = TASKS[task_name]
     if kind.inputs == "images" and settings["in_chans"] not in (1, 3):
         raise UserError(f"{source} takes {settings['in_chans']} channels, and images have 3 (RGB) or 1 (gray).")
     task = kind.from_recipe(kind.fitted(trained.recipe))

@@ -135,6 +135,8 @@ def read_table(
     file, (header, rows) = printable(str(path)), read_rows(path, layout, errors, delimiter)
     names = renamed(header, same)
     if missing := [column for column in columns if column not in names.values()]:
+        if not any(header):
+            raise UserError(f"{file} cannot be read as a table: it is empty. {layout}".rstrip())
         wanted, first = " and ".join(missing), printable(",".join(header))
         raise UserError(f'{file} does not have the column {wanted}: its first line is "{first}". {layout}'.rstrip())
     if (odd := next((line for line, row in rows if row is None), None)) is not None:

@@ -140,10 +140,16 @@ def test_lines_that_are_none_are_named(folder, rows, words):
         load(f"listops:{folder}", 4)
 
 
-@pytest.mark.parametrize("content", [b"Source\tTarget\n\xff\xfe\t1\n", b"Source\tTarget\n" + b"2" * 200_000 + b"\t2\n"])
-def test_files_that_are_no_table_are_named(folder, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"Source\tTarget\n\xff\xfe\t1\n", "basic_val.tsv, line 2: .* is not a token"),
+        (b"Source\tTarget\n" + b"2" * 200_000 + b"\t2\n", r"basic_val.tsv cannot be read as a CSV file in UTF-8: "),
+    ],
+)
+def test_files_that_are_no_table_are_named(folder, content, message):
     (folder / "basic_val.tsv").write_bytes(content)
-    with pytest.raises(UserError, match=r"basic_val.tsv cannot be read as a CSV file in UTF-8: "):
+    with pytest.raises(UserError, match=message):
         load(f"listops:{folder}", 4)
 
 
