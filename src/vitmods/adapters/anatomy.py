@@ -80,7 +80,7 @@ class Anatomy:
         heads_of: dict[str, int] = {}
         for name, module in self.modules.items():
             heads = count_heads(module)
-            maps = [self.modules[n] for n in self.maps if within(n, name)]
+            maps = [self.modules[n] for n in self.maps if within(n, name)] if heads else []
             makes_biases = maps and widths(maps[-1])[1] == heads and not self._has_queries(name)
             if heads and maps and not makes_biases:
                 heads_of[name] = heads

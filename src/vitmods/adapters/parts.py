@@ -93,11 +93,6 @@ class Timeline(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def order_of_calls(model: nn.Module, inputs: Inputs) -> dict[str, int]:
-    """Name of each module that runs -> when it last ends."""
-    return Timeline(model, inputs).ends
-
-
 def _anatomy(model: nn.Module, timeline: Timeline, hints: Mapping[str, Any]) -> Anatomy:
     """The anatomy of a model whose attentions are the innermost modules around weights of attention that have a linear
     map in front of them, or one that they do not call, or weights of their own. Raises UserError for hints that fit no

@@ -1,4 +1,4 @@
-"""What a design decides: the trials of a study, how many seeds they have, and what is asked of them.
+"""Designs: the trials of a study, how many seeds they have, and what is asked of them.
 
 Each design is one class in one file of `vitmods.study.designs`, or of a plugin, registered under its name. Everything
 else asks the design of the study: settings for its arms and seeds, the schedule for the looks at which arms stop,
