@@ -232,7 +232,7 @@ def test_impossible_options_cost_no_scan(option, monkeypatch):
         ("t.csv", "image,group\ncat/a.png,1\ncat/a.png,2\ndog/b.png,3\n", "names cat/a.png 2 times"),
         ("t.csv", "image,group\ncat/a.png,1\ndog/b.png,\n", "1 of 2 images without a group, such as dog/b.png"),
         ("t.csv", "image,group\ncat/a.png,1,2\n", "Line 2 of .* has more columns"),
-        ("t.csv", "", "does not have the column image and group"),
+        ("t.csv", "", "t.csv cannot be read as a table: it is empty"),
     ],
 )
 def test_what_cannot_be_grouped_by(group_by, text, message, tmp_path):
