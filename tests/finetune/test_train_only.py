@@ -1,9 +1,14 @@
-"""What is trained, by role: the released choice, other libraries' ViTs, and what cannot be meant."""
+"""What is trained, by role or by adapters: the released choice, peft's own form, other libraries' ViTs, and what cannot
+be meant."""
 
+import copy
 import json
 import os
+import re
+import sys
 from pathlib import Path
 
+import peft
 import pytest
 import timm
 import torch
@@ -14,7 +19,8 @@ from timm.optim import create_optimizer_v2
 
 import vitmods as vm
 from vitmods import fast
-from vitmods.finetune import ROLES, parameter_roles, what_is_trained
+from vitmods.finetune import ROLES, merge_adapters, parameter_roles, what_is_trained
+from vitmods.finetune.adapters import SavedAdapters, save_adapters
 from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "attn_only_names.json"
@@ -62,6 +68,31 @@ def test_what_goes_along(what, trained):
     roles = parameter_roles(model)
     selection = vm.train_only(model, what)
     assert names(model) == {name for name, role in roles.items() if role in trained} == set(selection.names)
+
+
+@pytest.mark.parametrize("library", ["vitmods", "timm", "hugging face", "torchvision"])
+def test_biases_and_the_last_blocks_of_any_model(library):
+    model = small(depth=2) if library == "vitmods" else foreign()[library]
+    head = {name for name, role in parameter_roles(model).items() if role == "head"}
+    vm.train_only(model, "biases")
+    assert names(model) == head | {name for name, _ in model.named_parameters() if name.endswith("bias")}
+    vm.train_only(model, "last(1)")
+    block = re.compile(r"blocks\.1\.|layers?\.1\.|encoder_layer_1\.")
+    final = re.compile(r"(vit\.layernorm|encoder\.ln|norm)\.(weight|bias)")
+    assert names(model) == head | {n for n, _ in model.named_parameters() if block.search(n) or final.fullmatch(n)}
+    for what, message in (
+        ("last(2)", "all of this model's blocks, 2|every block"),
+        ("last(0)", r"as in last\(4\)"),
+        ("last", "last"),
+    ):
+        with pytest.raises(UserError, match=message):
+            vm.train_only(model, what)
+
+
+def test_a_model_without_biases_has_none_to_train():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
+    with pytest.raises(UserError, match="does not have biases: train norms"):
+        vm.train_only(model, "biases")
 
 
 def test_every_parameter_of_a_vit_with_all_slots_has_its_role():
@@ -196,3 +227,178 @@ def test_two_processes_train_as_one_without_a_search_for_unused_parameters(tmp_p
     for rank in range(2):
         for name, value in torch.load(tmp_path / f"{rank}.pt").items():
             torch.testing.assert_close(value, model.state_dict()[name], atol=1e-5, rtol=1e-5)
+
+
+# ---- low-rank adapters
+
+MAPS = {  # linear maps of attention and of the MLPs, by hand
+    "vitmods": r".*(attn\.(qkv|proj)|mlp\.fc[12])",
+    "timm": r".*(attn\.(qkv|proj)|mlp\.fc[12])",
+    "hugging face": r".*(query|key|value|[qkvo]_proj|output\.dense|intermediate\.dense|fc[12])",
+    "torchvision": r".*(self_attention|mlp\.[03])",
+}
+SIDE = {"vitmods": 8}
+CASES = [(library, kind) for library in MAPS for kind in ("lora", "dora") if (library, kind) != ("torchvision", "dora")]
+
+
+def model_of(library):
+    torch.manual_seed(3)
+    model = small() if library == "vitmods" else foreign()[library]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
+
+
+def outputs(model, images):
+    out = model(images)
+    return getattr(out, "logits", out)
+
+
+def moved(model, alpha=0.2):
+    """Adapters that are no longer zero."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=alpha)
+    return model
+
+
+@pytest.mark.parametrize(("library", "kind"), CASES)
+def test_it_is_pefts_own_form_until_it_is_merged(library, kind, tmp_path):
+    model, side = model_of(library), SIDE.get(library, 16)
+    start, images = copy.deepcopy(model), torch.randn(3, 3, side, side)
+    before, tensors = outputs(model, images), {*model.state_dict()}
+    vm.train_only(model, f"{kind}(rank=2,alpha=6,on=attention+ffn)")
+    torch.testing.assert_close(outputs(model, images), before, atol=1e-5, rtol=1e-5)
+
+    config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=MAPS[library], use_dora=kind == "dora")
+    theirs = peft.inject_adapter_in_model(config, copy.deepcopy(start))
+    assert {n for n in names(model) if ".lora_" in n} == {n for n, _ in theirs.named_parameters() if ".lora_" in n}
+    theirs.load_state_dict(moved(model).state_dict())
+    for one in (model, theirs):
+        outputs(one, images).square().sum().backward()
+    trained = {name: p.grad for name, p in theirs.named_parameters() if ".lora_" in name}
+    for name, parameter in model.named_parameters():
+        if name in trained:
+            torch.testing.assert_close(parameter.grad, trained[name], atol=1e-6, rtol=1e-6)
+    after = outputs(model, images)
+    assert (after - before).abs().max() > 0.1
+
+    save_adapters(model, [*names(model)], tmp_path / "adapter")
+    merge_adapters(model)
+    assert {*model.state_dict()} == tensors
+    torch.testing.assert_close(outputs(model, images), after, atol=1e-5, rtol=1e-5)
+    opened = peft.PeftModel.from_pretrained(start, tmp_path / "adapter")
+    torch.testing.assert_close(outputs(opened.eval(), images), after, atol=1e-5, rtol=1e-5)
+
+
+def test_the_head_and_the_adapters_alone_are_trained():
+    model = small()
+    table = vm.train_only(model, "lora(rank=2)")
+    rows = {role: (trained, frozen) for role, trained, frozen in table.rows}
+    width, blocks = model.embed_dim, 2
+    assert rows["adapters"] == (blocks * 2 * (width + 3 * width + width + width), 0)
+    assert rows["attention"][0] == rows["positions"][0] == rows["norms"][0] == 0 < rows["head"][0]
+    assert {name for name in names(model) if ".lora_" not in name} == {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("lora(rank=0)", "rank is a whole number of at least 1"),
+        ("lora(rank=two)", "a number, got 'two'"),
+        ("lora(rnk=2)", "does not have the setting 'rnk'. Did you mean 'rank'"),
+        ("lora(on=head)", "low-rank maps are for attention and ffn"),
+        ("lora(on=stem)", "does not have linear maps with this role"),
+        ("lora+dora", "two kinds of adapters"),
+        ("lora(", "parentheses"),
+        ("lorra(rank=2)", "Did you mean 'lora'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(what, message):
+    with pytest.raises(UserError, match=message):
+        vm.train_only(small(), what)
+
+
+def test_adapters_are_not_put_beside_adapters():
+    model = small()
+    vm.train_only(model, "lora(rank=2)")
+    with pytest.raises(UserError, match="has adapters already: merge them first"):
+        vm.train_only(model, "lora(rank=2)")
+    merge_adapters(model)
+    vm.train_only(model, "dora(rank=2)")
+
+
+def test_what_peft_cannot_do_is_said_and_without_peft_what_does(monkeypatch):
+    with pytest.raises(UserError, match="does not support DoRA"):
+        vm.train_only(model_of("torchvision"), "dora")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match=r"pip install 'vitmods\[peft\]'"):
+        vm.train_only(small(), "lora")
+
+
+def trained_pair(tmp_path, **head):
+    """A base, and folders of two tasks' adapters with the models that hold them merged."""
+    base, merged = model_of("vitmods"), {}
+    for task, kind in (("a", "lora"), ("b", "dora")):
+        model = copy.deepcopy(base)
+        model.reset_classifier(5)
+        vm.train_only(model, f"{kind}(rank=2)")
+        save_adapters(moved(model), [*names(model)], tmp_path / task)
+        merge_adapters(model)
+        merged[task] = model.eval()
+    return base, merged
+
+
+def test_several_tasks_share_one_backbone(tmp_path):
+    base, merged = trained_pair(tmp_path)
+    multi = vm.MultiTask(base, {"a": tmp_path / "a", "b": tmp_path / "b", "base": None})
+    images = torch.randn(2, 3, 8, 8)
+    for task, model in merged.items():
+        torch.testing.assert_close(multi(images, task), model(images), atol=1e-5, rtol=1e-5)
+    assert torch.equal(multi(images, "base"), base(images))
+    own = sum(len((tmp_path / task / "adapter_model.safetensors").read_bytes()) for task in merged)
+    assert multi.nbytes < sum(p.nbytes for p in base.parameters()) + own
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "cannot be read as adapters"),
+        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 99), "cannot be read as adapters"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "only adapters of LoRA and DoRA"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), "cannot be read as adapters"),
+    ],
+    ids=["no weights", "no safetensors", "another kind", "damaged"],
+)
+def test_damaged_adapters_are_refused(tmp_path, harm, message):
+    base, _ = trained_pair(tmp_path)
+    harm(tmp_path / "a")
+    with pytest.raises(UserError, match=message):
+        vm.MultiTask(base, {"a": tmp_path / "a"})
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [({"img_size": 16}, "8 x 8 pixels, and the base takes 16 x 16"), ({"depth": 1}, "fit"), ({"embed_dim": 64}, "fit")],
+    ids=str,
+)
+def test_adapters_of_another_base_are_refused(tmp_path, other, message):
+    trained_pair(tmp_path)
+    with pytest.raises(UserError, match=message):
+        vm.MultiTask(vm.vit("mu2/4", **{"img_size": 8, "num_classes": 3, **other}), {"a": tmp_path / "a"})
+
+
+def test_nothing_is_written_where_peft_could_not_open_it(tmp_path):
+    for what in ("lora+attention", "lora+norms", "lora+biases"):
+        model = small()
+        vm.train_only(model, what)
+        save_adapters(model, [*names(model)], tmp_path / "adapter")
+        assert not (tmp_path / "adapter").exists()
+    model = small()
+    vm.train_only(model, "lora+head")
+    save_adapters(model, [*names(model)], tmp_path / "adapter")
+    assert SavedAdapters.read(tmp_path / "adapter").modules.keys() == {"head.weight", "head.bias"}
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["modules_to_save"] == ["head"]

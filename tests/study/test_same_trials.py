@@ -71,7 +71,8 @@ def trials_of(kind):
 
 def rounded(value):
     if isinstance(value, dict):
-        return {name: rounded(item) for name, item in value.items() if name not in ("vitmods", "reused")}
+        kept = {name: item for name, item in value.items() if name not in ("vitmods", "reused")}
+        return {name: rounded(item) for name, item in kept.items() if (name, item) != ("trained", None)}  # not counted
     if isinstance(value, list):
         return [rounded(item) for item in value]
     if isinstance(value, float) and math.isfinite(value):

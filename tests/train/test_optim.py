@@ -157,7 +157,7 @@ def test_layers_learn_at_their_share_of_the_rate(bench, tmp_path, fields):
         (
             True,
             {"layer_decay": 0.5},
-            r"layer_decay needs a model with blocks .* or with group_matcher.* Linear does not say",
+            r"layer_decay and last.* need a model with blocks .* or with group_matcher.* Linear does not say",
         ),
     ],
 )

@@ -5,10 +5,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from vitmods.finetune import parameter_roles
+from vitmods.finetune import MultiTask, parameter_roles
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.features import head_inputs
+from vitmods.train import RunOptions
 from vitmods.train.optim import Ema
 from vitmods.train.probe import Features, learn
 from vitmods.util.errors import UserError
@@ -162,3 +163,35 @@ def test_what_is_frozen_is_the_models_own_and_takes_no_memory():
     ema.update()
     assert ema.model[1].weight.unique().tolist() == [3.0]
     assert model[1].weight.requires_grad
+
+
+@pytest.mark.parametrize("recipe", [{"train": "lora(rank=2)"}, {"train": "dora(rank=2)", "ema": 0.8}], ids=str)
+def test_a_trial_of_adapters_resumes_and_ends_in_merged_weights(bench, tmp_path, monkeypatch, recipe):
+    recipe = bench.recipe(epochs=2, **recipe)
+    result = bench.train(tmp_path / "whole", recipe=recipe)
+    bench.stop(monkeypatch, tmp_path / "parts", at=5, recipe=recipe)
+    bench.train(tmp_path / "parts", recipe=recipe)
+    assert bench.numbers(tmp_path / "parts") == bench.numbers(tmp_path / "whole")
+    base, images = bench.model(), torch.randn(3, 1, 8, 8)
+    assert result["params"] == sum(p.numel() for p in base.parameters())
+    merged = bench.model().eval()
+    before = {name: value.clone() for name, value in merged.state_dict().items()}
+    merged.load_state_dict(load_file(tmp_path / "whole" / "model.safetensors"))
+    differ = {name for name, value in merged.state_dict().items() if not torch.equal(value, before[name])}
+    assert differ == {f"blocks.{i}.attn.{part}.weight" for i in (0, 1) for part in ("qkv", "proj")} | {
+        "head.weight",
+        "head.bias",
+    }
+    multi = MultiTask(base, {"digits": tmp_path / "whole" / "adapter"})
+    torch.testing.assert_close(multi(images, "digits"), merged(images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [("classification", {"shard": True}, "--shard"), ("dino", {}, "The task dino, which has a teacher,")],
+)
+def test_adapters_are_refused_where_they_cannot_be_trained(task, options, message):
+    kind = TASKS[task]
+    recipe = kind.fitted(Recipe().with_(train="lora"))
+    with pytest.raises(UserError, match=f"{message} does not support adapters"):
+        RunOptions(**options).check_task(kind.from_recipe(recipe), recipe)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitmods.adapters.apply import as_vit
 from vitmods.adapters.transfer import shapes_of
+from vitmods.finetune.adapters import CONFIG, SavedAdapters
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError, nearest
@@ -203,10 +204,11 @@ class MultiTask(nn.Module):
 
     Args:
         base: the model that the tasks were fine-tuned from. Its tensors are used, not copied: do not train it further.
-        tasks: name -> delta, as a file or as ``save_delta`` returned it; None is the base as it is.
+        tasks: name -> delta, as a file or as ``save_delta`` returned it, or a folder of LoRA's or DoRA's adapters (a
+            trial's ``adapter``, or peft's), which are not merged; None is the base as it is.
 
     Raises:
-        UserError: a delta cannot be read or was made from another base, or tasks are missing.
+        UserError: a delta or adapters cannot be read, or belong to another base, or tasks are missing.
     """
 
     def __init__(self, base: nn.Module, tasks: Mapping[str, Delta | str | Path | None]) -> None:
@@ -223,6 +225,9 @@ class MultiTask(nn.Module):
         for name, source in tasks.items():
             if source is None:
                 delta, tensors = Delta("The base", base.vit_config, {}, {}, ""), shared
+            elif not isinstance(source, Delta) and (Path(source) / CONFIG).is_file():
+                self.models[self._keys[name]] = _with_adapters(base, shared, SavedAdapters.read(Path(source)))
+                continue
             else:
                 delta = source if isinstance(source, Delta) else read_delta(source)
                 of_task = delta.tensors(base)
@@ -262,6 +267,24 @@ class MultiTask(nn.Module):
             size = "x".join(map(str, config.img_size))
             lines.append(f"{task:<20} {size:>10} {config.num_classes:>8} {_mb(_distinct_bytes(self[task])):>10}")
         return "\n".join([*lines, f"{'together':<20} {'':>10} {'':>8} {_mb(self.nbytes):>10}"])
+
+
+def _with_adapters(base: ViT, shared: Mapping[str, Tensor], adapters: SavedAdapters) -> ViT:
+    """Return a ViT of the base's very tensors with adapters beside them, and with the modules trained with them."""
+    config = base.vit_config
+    if adapters.size and adapters.size != tuple(config.img_size):
+        width, height = reversed(adapters.size)
+        raise UserError(
+            f"{adapters.folder} was trained for images of {height} x {width} pixels, and the base takes "
+            f"{config.img_size[0]} x {config.img_size[1]}: call base.set_input_size(({height}, {width})) first."
+        )
+    head = adapters.modules.get("head.weight")
+    if head is not None:
+        config = config.with_(num_classes=len(head))
+    tensors = {**shared, **{name: nn.Parameter(tensor, False) for name, tensor in adapters.modules.items()}}
+    model = assemble(Delta(str(adapters.folder), config, {}, {}, ""), base, tensors)
+    adapters.put_into(model)
+    return model.to(next(base.parameters()).device).eval()
 
 
 def _distinct_bytes(model: nn.Module) -> int:

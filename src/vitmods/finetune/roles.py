@@ -1,14 +1,15 @@
-"""The role of each parameter of a Vision Transformer, by the kind of its module, and training of only some roles.
-Imports without torch."""
+"""The role of each parameter of a Vision Transformer, by the kind of its module, and which part of a model is trained:
+roles, biases, the last blocks, or adapters beside frozen weights. Imports without torch."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.shorthand import read_settings, split_form, split_outside
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,9 +23,56 @@ ROLES = {
     "norms": "all norms, wherever they sit",
     "layer_scale": "factors on the branches and on the stream",
     "head": "classifier, with the representation layer or attention pooling before it",
+    "adapters": "low-rank maps beside the weights, of `lora` and `dora` or of peft",
     "other": "what has none of these roles",
 }
 ALL = "all"
+
+
+class Way(NamedTuple):
+    """A published way to adapt trained weights: what is trained, in a sentence, and where it was published."""
+
+    title: str
+    summary: str
+    paper: str
+    url: str
+
+
+_HEAD = "The head is trained too; the other weights are frozen."
+WAYS = {
+    "roles": Way(
+        "Trains only {}",
+        "The head is trained too, and with more than the head the positions; the other weights are frozen.",
+        "Touvron et al.: Three things everyone should know about Vision Transformers. ECCV 2022, section 4",
+        "https://arxiv.org/abs/2203.09795",
+    ),
+    "biases": Way(
+        "Trains only the biases (BitFit)",
+        _HEAD,
+        "Ben Zaken et al.: BitFit: Simple Parameter-efficient Fine-tuning for Transformer-based Masked "
+        "Language-models. ACL 2022",
+        "https://arxiv.org/abs/2106.10199",
+    ),
+    "last": Way(
+        "Trains only the last {} blocks",
+        f"The final norm is trained too. {_HEAD}",
+        "Yosinski et al.: How transferable are features in deep neural networks? NeurIPS 2014",
+        "https://arxiv.org/abs/1411.1792",
+    ),
+    "lora": Way(
+        "Trains low-rank maps beside the weights (LoRA)",
+        f"Each map W of {{}} becomes W + alpha / rank * B A; A and B are trained and merged into W at the end. {_HEAD}",
+        "Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022",
+        "https://arxiv.org/abs/2106.09685",
+    ),
+    "dora": Way(
+        "Trains low-rank directions and magnitudes of the weights (DoRA)",
+        f"Of each map of {{}} the norms of its outputs' weights are trained, and by low-rank maps their directions; "
+        f"both are merged at the end. {_HEAD}",
+        "Liu et al.: DoRA: Weight-Decomposed Low-Rank Adaptation. ICML 2024",
+        "https://arxiv.org/abs/2402.09353",
+    ),
+}
 
 # Class names of timm, transformers, torchvision, DeiT and vitmods; the first that matches counts.
 _KINDS = (
@@ -78,100 +126,142 @@ def _visit(module: nn.Module, prefix: str, role: str | None, role_of: dict[str, 
             kind = "ffn"
         else:
             kind = next((r for r, pattern in _KINDS if re.search(pattern, type(child).__name__)), None)
-        child_role = kind if kind == "norms" else role or kind or by_name(name)
+        if re.match("lora_|adapter", name):  # of peft, within any module
+            kind = "adapters"
+        child_role = kind if kind in ("norms", "adapters") else role or kind or by_name(name)
         _visit(child, f"{prefix}{name}.", child_role, role_of)
 
 
-def chosen_roles(what: str) -> tuple[set[str], set[str]]:
-    """Return the roles that a choice names, and those that are trained along with them.
+@dataclass(frozen=True)
+class Adapters:
+    """Low-rank maps B A of this rank beside the frozen weights W of the linear maps with the roles `on`, joined by +:
+    the model computes with W + alpha / rank * B A. alpha: None is the rank."""
 
-    ``what`` is one of ROLES or several joined by +, or ``all``. The head is always trained along, and unless only the
-    head is chosen the position embedding too, as released for attention-only fine-tuning (Touvron et al., 2022,
-    section 4).
-    Raises UserError on an unknown role, naming the nearest.
-    """
-    words = [word.strip() for word in what.split("+")]
-    for word in words:
-        if word not in (*ROLES, ALL):
-            raise UserError(f"Unknown role '{word}'. {nearest(word, (*ROLES, ALL))}")
-    if ALL in words:
-        return set(ROLES), set()
-    named = set(words)
-    return named, {"head"} if named == {"head"} else {"head", "positions"}
+    kind: str
+    rank: int = 8
+    alpha: float | None = None
+    on: str = "attention"
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or (self.alpha is not None and self.alpha <= 0):
+            raise UserError(f"{self.kind}: rank is a whole number of at least 1, and alpha is above 0.")
+        for role in self.roles:
+            if role not in ("attention", "ffn", "stem", "other"):
+                raise UserError(f"{self.kind}(on={self.on}): low-rank maps are for attention and ffn, joined by +.")
+
+    @property
+    def roles(self) -> list[str]:
+        return [role.strip() for role in self.on.split("+")]
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The trained parameters; prints as a table with a row for each role."""
+class TrainedPart:
+    """What of a model is trained: parameters with these roles, every bias, the last blocks, and adapters; the head goes
+    along with each."""
 
-    rows: tuple[tuple[str, int, int], ...]
-    """(role, trained parameters, frozen parameters), for the roles that the model has"""
-    names: tuple[str, ...]
-    """the trained parameters"""
+    text: str
+    roles: frozenset[str] = frozenset()
+    biases: bool = False
+    last: int = 0
+    adapters: Adapters | None = None
 
-    @property
-    def trained(self) -> int:
-        """Number of trained parameters."""
-        return sum(trained for _, trained, _ in self.rows)
-
-    @property
-    def frozen(self) -> int:
-        """Number of frozen parameters."""
-        return sum(frozen for _, _, frozen in self.rows)
-
-    def __str__(self) -> str:
-        total = max(1, self.trained + self.frozen)
-        lines = [f"{'':<12}{'trained':>14}{'frozen':>14}"]
-        lines += [f"{role:<12}{trained:>14,}{frozen:>14,}" for role, trained, frozen in self.rows]
-        lines += [f"{'all':<12}{self.trained:>14,}{self.frozen:>14,}  ({100 * self.trained / total:.1f} % trained)"]
-        return "\n".join(lines)
-
-
-def train_only(model: nn.Module, what: str | Callable[[str], bool]) -> Trained:
-    """Set ``requires_grad`` of every parameter by its role, in place: train the chosen roles, freeze all others.
-
-    Args:
-        model: a ViT of vitmods, timm, Hugging Face or torchvision. Make the optimizer afterwards.
-        what: ``attention``, ``ffn``, ``norms``, ``head`` or another key of ``vitmods.finetune.ROLES``, several joined
-            by + (``attention+norms``), or ``all``. The head goes along, and unless only the head is chosen the
-            position embedding, as published (Touvron et al., 2022, "Three things everyone should know about Vision
-            Transformers", section 4). Or a function of the role that says what is trained; nothing goes along then.
-
-    Returns:
-        What is trained; print it for a table.
-
-    Raises:
-        UserError: a role is unknown (the nearest is named) or this model has none of it, or nothing would be trained.
-    """
-    roles = parameter_roles(model)
-    present = set(roles.values())
-    if callable(what):
-        chosen = {role for role in present if what(role)}
-        if not chosen:
-            raise UserError(f"Nothing would be trained: the function rejects all of {', '.join(sorted(present))}.")
-    elif isinstance(what, str):
-        named, along = chosen_roles(what)
-        missing = sorted(named - present)
-        if missing and named != set(ROLES):
+    @classmethod
+    def of(cls, text: str) -> TrainedPart:
+        """Read a role, several joined by +, `all`, `biases`, `last(4)`, `lora(rank=8,on=attention)` or `dora(...)`.
+        Raises UserError on an unknown word, naming the nearest."""
+        roles, biases, last, adapters = set[str](), False, 0, list[Adapters]()
+        for word in split_outside(text, "+"):
+            name, inside = split_form(word) or (word, "")
+            if name in ("lora", "dora"):
+                kinds = {"rank": int, "alpha": float, "on": str}
+                adapters.append(Adapters(name, **read_settings(name, "choice", inside, kinds)))
+            elif name == "last":
+                last = int(inside) if inside.strip().isdecimal() else 0
+                if last < 1:
+                    raise UserError(f"Say how many blocks are trained, as in last(4), not {word}.")
+            elif word == "biases":
+                biases = True
+            elif word in (*ROLES, ALL):
+                roles |= set(ROLES) if word == ALL else {word}
+            else:
+                known = sorted({*ROLES, ALL, *WAYS} - {"roles"})
+                raise UserError(f"Unknown role '{word}'. {nearest(name, known)}")
+        if len(adapters) > 1:
             raise UserError(
-                f"This model does not have parameters with the role {', '.join(missing)}; its roles are "
-                f"{', '.join(sorted(present))}."
+                f"'{text}' has two kinds of adapters: leave one out, or join the roles in on=attention+ffn."
             )
-        chosen = (named | along) & present
-    else:
-        raise UserError(f"Name the trained roles as in 'attention+norms', or give a function, not {what!r}.")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(roles[name] in chosen)
-        if not parameter.requires_grad:
-            parameter.grad = None
-    return what_is_trained(model)
+        return cls(text.strip(), frozenset(roles), biases, last, adapters[0] if adapters else None)
+
+    @property
+    def is_all(self) -> bool:
+        return self.roles == set(ROLES)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The roles and ways that it names, each with a learning rate of its own."""
+        kinds = {"biases": self.biases, "last": self.last, self.adapters.kind if self.adapters else "": self.adapters}
+        return self.roles | {name for name, is_named in kinds.items() if is_named}
+
+    @property
+    def along(self) -> frozenset[str]:
+        """The roles that are trained along: the head, and with roles of the backbone the position embedding, as
+        released for attention-only fine-tuning (Touvron et al., 2022, section 4)."""
+        return frozenset({"head"} if self.roles <= {"head", "adapters"} else {"head", "positions"})
+
+    @property
+    def way(self) -> Way:
+        """What is trained, for people. With several it is described by the first of adapters, last blocks, biases."""
+        what = self.text.replace("+", " and ")
+        if self.adapters is not None:
+            way, what = WAYS[self.adapters.kind], " and ".join(self.adapters.roles)
+        elif self.last:
+            way, what = WAYS["last"], str(self.last)
+        else:
+            way = WAYS["biases" if self.biases and not self.roles else "roles"]
+        return way._replace(title=way.title.format(what), summary=way.summary.format(what))
 
 
-def what_is_trained(model: nn.Module) -> Trained:
-    """Count the trained and frozen parameters of a model by role."""
-    roles = parameter_roles(model)
-    counts = {role: [0, 0] for role in ROLES}
-    for name, parameter in model.named_parameters():
-        counts[roles[name]][not parameter.requires_grad] += parameter.numel()
-    rows = tuple((role, trained, frozen) for role, (trained, frozen) in counts.items() if trained + frozen)
-    return Trained(rows, tuple(name for name, p in model.named_parameters() if p.requires_grad))
+def layer_of_parameters(model: nn.Module) -> dict[str, int]:
+    """Return the layer of each parameter: 0 for the stem with positions and tokens, i + 1 for block i, and one more for
+    the final norm and the head, as in BEiT (arXiv:2106.08254).
+
+    The layers are those of the model's `group_matcher()` (timm's contract); without one, blocks are the smallest
+    modules with an attention and an MLP. Raises UserError if the model does not have either.
+    """
+    matcher = getattr(model, "group_matcher", None)
+    if matcher is None:
+        return _layers_by_blocks(model)
+    from timm.models import group_parameters  # seconds
+    from timm.models._manipulate import MATCH_PREV_GROUP
+
+    patterns = matcher()
+    if isinstance(patterns, dict):  # timm joins the final norm to the last block; here it goes with the head
+        patterns = {
+            name: [p for p in parts if p[1] != MATCH_PREV_GROUP] if isinstance(parts, list | tuple) else parts
+            for name, parts in patterns.items()
+        }
+    layers: dict[str, int] = group_parameters(model, patterns, reverse=True)
+    return layers
+
+
+def _layers_by_blocks(model: nn.Module) -> dict[str, int]:
+    """The layer of each parameter: outside of blocks that of the block before it, as modules are registered."""
+    role_of, inside = parameter_roles(model), dict[str, set[str]]()
+    for name, role in role_of.items():
+        for end in (index for index, letter in enumerate(name) if letter == "."):
+            inside.setdefault(name[:end], set()).add(role)
+    whole = [module for module, roles in inside.items() if {"attention", "ffn"} <= roles]
+    blocks = [module for module in whole if not any(other.startswith(f"{module}.") for other in whole)]
+    if not blocks:
+        raise UserError(
+            f"layer_decay and last(...) need a model with blocks of an attention and an MLP, or with group_matcher() "
+            f"as timm's models: {type(model).__name__} does not say which block a parameter is in."
+        )
+    layers, before = dict[str, int](), 0
+    for name, role in role_of.items():
+        block = next((number for number, block in enumerate(blocks, 1) if name.startswith(f"{block}.")), 0)
+        before = block or before
+        layers[name] = block or before + (before == len(blocks))
+        if not block and role in ("stem", "positions", "tokens", "head"):
+            layers[name] = len(blocks) + 1 if role == "head" else 0
+    return layers

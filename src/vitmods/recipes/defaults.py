@@ -48,7 +48,8 @@ def digits(epochs: int = 40) -> Recipe:
 
 def _rates(lr: float) -> tuple[Rate, ...]:
     """Rates of the parts of trained weights, from that of the last block (what was measured: RESULTS.md)."""
-    return Rate(ALL, lr, 0.7), Rate("attention", lr), Rate("norms", 3 * lr), Rate("head", 10 * lr)
+    few = (Rate(part, 10 * lr) for part in ("biases", "lora", "dora", "head"))
+    return Rate(ALL, lr, 0.7), Rate("attention", lr), Rate("norms", 3 * lr), *few
 
 
 @recipe(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar,
 
 import tyro
 
-from vitmods.finetune.roles import ALL, ROLES, chosen_roles
+from vitmods.finetune.roles import ALL, TrainedPart
 from vitmods.util.errors import UserError, explaining, nearest
 from vitmods.util.registry import Registry
 
@@ -320,7 +320,8 @@ class Recipe:
     accumulate: int = 1
     """parts each batch is computed in, to save memory; the gradient is the one of the whole batch"""
     train: str = "all"
-    """what is trained, the rest is frozen: attention, ffn, norms, head or other roles joined by + (docs/finetune.md)"""
+    """what is trained, the rest is frozen: attention, ffn, norms, head or other roles, biases, last(4), lora(rank=8) or
+    dora(rank=8), joined by + (docs/finetune.md)"""
     head_start: Literal["drawn", "probe"] = "drawn"
     """drawn at random; or, for trained weights and images with classes, a linear probe of what the head reads (Kumar et
     al., arXiv:2202.10054)"""
@@ -345,13 +346,13 @@ class Recipe:
         object.__setattr__(self, "task_parts", tuple(parts))
         check_fields(self)
         try:
-            chosen_roles(self.train)
+            TrainedPart.of(self.train)
         except UserError as error:
             raise UserError(f"recipe: train: {error}") from None
         self._check_lengths()
         self._check_rates()
         for rate in self.rates:
-            chosen_roles(rate.part)
+            TrainedPart.of(rate.part)
             Optimizer(lr=rate.lr, layer_decay=rate.layer_decay)  # checks the ranges
         require(not self.rates or ALL in {rate.part for rate in self.rates}, f"rates need a row for {ALL}.")
 
@@ -443,9 +444,9 @@ class Recipe:
         rates = tuple(rate._replace(**given) for rate in self.rates)
         if "train" not in overrides:
             return {**overrides, "rates": rates}
-        roles, _ = chosen_roles(overrides["train"])
+        part = TrainedPart.of(overrides["train"])
         whole = next(rate for rate in rates if rate.part == ALL)
-        rate = whole if roles == set(ROLES) else next((rate for rate in rates if rate.part in roles), whole)
+        rate = whole if part.is_all else next((rate for rate in rates if rate.part in part.names), whole)
         return {"lr": rate.lr, "layer_decay": rate.layer_decay, **overrides, "rates": rates}
 
     def check_read(self, names: Collection[str]) -> None:

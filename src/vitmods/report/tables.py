@@ -132,6 +132,8 @@ def _numbers(answer: Answer, question: Question, row: words.Row, wide: bool) -> 
     if question.against and (not question.has_headings or len(answer.bases) > 1):
         names = ("train", "infer", "memory", "params")[: 4 if wide and not question.has_headings else 2]
         cells |= dict(zip(names, _costs(row.cost)))
+        if words.trains_parts(answer):
+            cells["trained"] = words.trained(row.cost)
     return cells | ({"steps to base": row.steps} if wide and question.has_headings else {})
 
 

@@ -18,7 +18,7 @@ from vitmods.study.arms import BASE
 from vitmods.study.frozen import trained_lines
 from vitmods.study.grid import mean_of, show_value
 from vitmods.study.questions import Question
-from vitmods.study.results import ArmAnswer, ArmCost, SettingAnswer, Tuning
+from vitmods.study.results import ArmAnswer, ArmCost, BaseCost, SettingAnswer, Tuning
 from vitmods.study.settings import Settings
 from vitmods.study.state import TrialRecord, shared_trials
 from vitmods.tasks.metrics import Metric
@@ -287,6 +287,21 @@ def score(metric: Metric, value: float | None) -> str:
 def ratio(value: float | None) -> str:
     """Format a ratio: `1.08×`; a dash if it was not measured."""
     return "–" if value is None or math.isnan(value) else f"{value:.2f}×"
+
+
+def trains_parts(answer: Answer) -> bool:
+    """Whether arms differ in what they train, as ways to adapt trained weights do."""
+    return len({arm.cost.trained for arm in answer.arms if arm.cost} | {None}) > 2
+
+
+def trained(cost: ArmCost | BaseCost | None) -> str:
+    """Write how many parameters are trained: what a task stores beside the weights that it starts from."""
+    return "–" if cost is None or cost.trained is None else count(cost.trained).strip()
+
+
+def stored(cost: ArmCost | BaseCost | None) -> str:
+    """Write the bytes of the trained parameters in float32."""
+    return "" if cost is None or cost.trained is None else f"{count(4 * cost.trained)}B"
 
 
 def fine_ratio(value: float) -> str:

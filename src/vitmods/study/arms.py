@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmods.adapters.libraries import LIBRARIES
-from vitmods.finetune.roles import chosen_roles
+from vitmods.finetune.roles import ALL, WAYS, TrainedPart
+from vitmods.recipes.recipe import fields_by_name
+from vitmods.study.grid import read_value, show_value
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry, load_plugins, named_by_user
 from vitmods.util.shorthand import read_settings, split_form, split_outside
@@ -343,7 +345,10 @@ def is_installed(file: Path) -> bool:
 
 
 BASE = "base"
-TRAINING = {"full": "train(all)", **{role: f"train({role})" for role in ("attention", "ffn", "head")}}
+_TRAINED = {"full": ALL, "attention": "attention", "ffn": "ffn", "head": "head"}
+"""words of an arm for what is trained; `biases`, `last(4)`, `lora(...)` and `dora(...)` are words too"""
+_FIELDS = {"layerdecay": "layer_decay", "probe_first": "head_start"}
+"""other names of recipe fields in arms"""
 
 
 @dataclass(frozen=True)
@@ -364,7 +369,7 @@ class Arm:
     @property
     def text(self) -> str:
         """The changes and the recipe overrides, for people, e.g. `dpn+train(attention)`."""
-        overrides = (f"train({value})" if name == "train" else f"{name}={value}" for name, value in self.recipe.items())
+        overrides = (f"{name}({show_value(value)})" for name, value in self.recipe.items())
         origin = f"from {Path(self.start).name}" if self.start and not self.changes else ""
         return "+".join(filter(None, (self.short, origin, *overrides)))
 
@@ -383,8 +388,9 @@ def arm_from_text(text: str) -> Arm:
     """Read `CHANGES` or `NAME=CHANGES`, e.g. `dpn`, `post=placement(attn=post)`, `replace(dtn)` of any transformer,
     `python(module:function)`. Raises UserError for an unknown change or function.
 
-    Among the changes `train(ROLES)` may say what is trained, e.g. `dpn+train(attention)`; the words `attention`,
-    `ffn`, `head` and `full` are short for that.
+    Among the changes may be what is trained, `train(norms)` (the words `attention`, `ffn`, `head` and `full`, `biases`,
+    `last(4)`, `lora(rank=8)` and `dora(rank=8)` do without `train`), and fields of the recipe, `lr(5e-5)`: as in
+    `dpn+attention+lr(5e-5)`.
     """
     named = re.match(r"\s*([^=()]+?)\s*=\s*(.+)$", text, flags=re.DOTALL)
     name, record = (named[1], named[2]) if named else (text.strip(), text)
@@ -396,16 +402,34 @@ def arm_from_text(text: str) -> Arm:
 
 
 def split_training(text: str) -> tuple[str, dict[str, Any]]:
-    """Split a short form into its changes, and the recipe override of `train(...)` among them or of a word for it."""
-    text = TRAINING.get(text.strip(), text)
-    pattern = r"(?:(?<=\+)|^)\s*train\(([^()]*)\)\s*(?:\+|$)"
-    roles = re.findall(pattern, text)
-    if len(roles) > 1:
-        raise UserError(f"'{text}' says twice what is trained: join the roles, train({'+'.join(roles)}).")
-    if not roles:
-        return text, {}
-    chosen_roles(roles[0])  # an unknown role is reported before anything runs
-    return re.sub(pattern, "", text).rstrip("+ "), {"train": roles[0].strip()}
+    """Split a short form into its changes, and the recipe overrides among them: what is trained, and other fields."""
+    changes, recipe = list[str](), dict[str, Any]()
+    for part in split_outside(text, "+"):
+        name, inside = split_form(part) or (part, "")
+        field = _FIELDS.get(name, name)
+        if name == "train" or part in _TRAINED or (name in WAYS and name != "roles"):
+            field, value = "train", inside.strip() if name == "train" else _TRAINED.get(part, part)
+            TrainedPart.of(value)  # an unknown role is reported before anything runs
+        elif field in fields_by_name() and not _is_change(name):
+            if not inside and name != "probe_first":
+                raise UserError(f"{name} is a field of the recipe: give its value, {name}(VALUE).")
+            value = read_value(field, inside.strip() or "probe")
+        else:
+            changes.append(part)
+            continue
+        if field in recipe:
+            remedy = f"join the roles, train({recipe[field]}+{value})" if field == "train" else "leave one out"
+            raise UserError(
+                f"'{text}' says twice what {'is trained' if field == 'train' else f'{field} is'}: {remedy}."
+            )
+        recipe[field] = value
+    return "+".join(changes), recipe
+
+
+def _is_change(name: str) -> bool:
+    from vitmods.changes.base import REGISTRY
+
+    return name in REGISTRY
 
 
 def arms_from_text(text: str) -> list[Arm]:

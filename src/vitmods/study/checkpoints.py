@@ -103,16 +103,16 @@ def arms_in(source: str) -> dict[str, Arm]:
 
 def use_trained_arms(arms: Any, trained: Mapping[str, Arm]) -> Any:
     """Return the arms that a user names, as `make_arms` takes them; those that the folder holds start from their own
-    weights, and `NAME+train(...)` may say what is trained. Without names, all arms of the folder but base."""
+    weights, and `NAME+train(...)` may say how they are trained. Without names, all arms of the folder but base."""
     if isinstance(arms, Mapping):
         return arms
     chosen = []
     for arm in [arms] if isinstance(arms, str | Arm) else arms:
         if isinstance(arm, str) and arm.strip() in trained:
             arm = trained[arm.strip()]
-        elif isinstance(arm, str) and "train(" in arm:
+        elif isinstance(arm, str):
             name, recipe = split_training(arm)
-            if name in trained:
+            if recipe and name in trained:
                 arm = Arm(arm.strip(), trained[name].changes, recipe, trained[name].start)
         chosen.append(arm)
     return chosen or [arm for name, arm in trained.items() if name != BASE]

@@ -28,6 +28,7 @@ from vitmods.bench import (
     seconds_per_call,
 )
 from vitmods.data.batch import Batch
+from vitmods.finetune.adapters import has_adapters, merge_adapters
 from vitmods.model.flops import count_params
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
@@ -60,7 +61,10 @@ class Steps:
         compiled: bool = False,
     ):
         self._other_models = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0  # bytes
-        self.model = model.to(device)
+        self.model = self.deployed = model.to(device)
+        if has_adapters(model):  # which are merged when it is used
+            self.deployed = copy.deepcopy(model)
+            merge_adapters(self.deployed)
         self.recipe, self.device, self._images = recipe, device, images
         self._autocast = DeviceAndPrecision(device, recipe.precision).autocast
         self.task = copy.copy(task)
@@ -87,9 +91,9 @@ class Steps:
         images = self._batch(count).inputs
 
         def infer() -> None:
-            self.model.eval()
+            self.deployed.eval()
             with torch.inference_mode(), self._autocast():
-                self.model(images)
+                self.deployed(images)
 
         return infer
 
@@ -131,7 +135,7 @@ class Steps:
 
     def infer_peak(self, count: int) -> int:
         """Bytes at the peak of inference on `count` images: weights and activations, without images and optimizer."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors = [*self.deployed.parameters(), *self.deployed.buffers()]
         infer, weights = self.infer(count), sum(tensor.nbytes for tensor in tensors)
         other = torch.cuda.memory_allocated(self.device) - weights if self.device.type == "cuda" else 0
         return peak_bytes(infer, tensors, self.device) - other
@@ -202,10 +206,11 @@ def measuring(
         arms: number of models after base.
 
     Returns:
-        `base`: params, macs (None: unknown), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes, infer_memory_bytes,
-        train_batch, infer_batch; `arms`: name -> params and flops (ratios), train_step, infer_1, infer_n, peak_memory
-        and infer_memory (Ratio as a dict), and `against`, how base and the arm are built if they are built differently
-        (else None); and how it was measured: device, threads, clock, rounds (the fewest of a ratio).
+        `base`: params, trained (a number), macs (None: unknown), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes,
+        infer_memory_bytes, train_batch, infer_batch; `arms`: name -> params and flops (ratios), trained (a number),
+        train_step, infer_1, infer_n, peak_memory and infer_memory (Ratio as a dict), and `against`, how base and the
+        arm are built if they are built differently (else None); and how it was measured: device, threads, clock, rounds
+        (the fewest of a ratio).
     """
     remaining = iter(models)
     _, first = next(remaining)
@@ -237,6 +242,7 @@ def measuring(
     return {
         "base": {
             "params": base.params,
+            "trained": base.trained,
             "macs": base.macs,
             **{f"{kind}_s": statistics.median(times) for kind, times in base_s.items()},
             "peak_memory_bytes": base.peak,
@@ -269,7 +275,8 @@ class _TimedModel:
 
     def __init__(self, steps: Steps, images: Base, base: _TimedModel | None = None, budget_s: float = math.inf):
         self._device, began, began_cpu = steps.device, time.perf_counter(), time.process_time()
-        self.params, self.macs = count_params(steps.model), macs_of(steps.model, images)
+        self.trained = sum(p.numel() for p in steps.model.parameters() if p.requires_grad)
+        self.params, self.macs = count_params(steps.deployed), macs_of(steps.deployed, images)
         self.batches: dict[str, int] = base.batches if base else {
             "train_step": steps.fitting(steps.train, steps.recipe.part_size, CALL_S, LEAST),
             "infer_1": 1,
@@ -300,4 +307,4 @@ class _TimedModel:
             ratios[kind] = {**asdict(Ratio(ratio, ratio, ratio)), "batch": self.batches[work]}
             ratios[work]["batch"] = self.batches[work]
         flops = self.macs / base.macs if self.macs and base.macs else None
-        return {"params": self.params / base.params, "flops": flops, **ratios}
+        return {"params": self.params / base.params, "trained": self.trained, "flops": flops, **ratios}

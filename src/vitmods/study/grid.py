@@ -141,6 +141,11 @@ def _read_values(name: str, listed: Any, option: str) -> tuple[Any, ...]:
     return values
 
 
+def read_value(name: str, text: str) -> Any:
+    """Read the text of a recipe field's value. Raises UserError as `make_grid`."""
+    return _read_values(name, [text], "")[0]
+
+
 def choose(scores: Mapping[Point, Mapping[int, float | None]], higher_is_better: bool = True) -> Point:
     """The point with the best mean over the seeds; the first of equal ones.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import warnings
@@ -16,14 +17,15 @@ from torch import nn
 from vitmods.adapters.files import cached_checkpoints
 from vitmods.adapters.running import tensors_of
 from vitmods.adapters.transfer import evaluating
-from vitmods.finetune.roles import ALL
+from vitmods.finetune.adapters import has_adapters
+from vitmods.finetune.roles import ALL, TrainedPart
 from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm
 from vitmods.model.names import MODELS, parse_name
 from vitmods.model.vit import ViT
 from vitmods.recipes.recipe import ModelSettings
 from vitmods.recipes.schedule import resolve_on
-from vitmods.study.arms import BASE, Function, base_function, functions_of, is_foreign
+from vitmods.study.arms import BASE, Arm, Function, base_function, functions_of, is_foreign
 from vitmods.study.bases import Base, activation_bytes, base_name, described, model_facts, record_of
 from vitmods.study.cells import Cell, Trial
 from vitmods.study.checkpoints import Checkpoint, checkpoint_of
@@ -51,7 +53,7 @@ from vitmods.train.trial import fit_to_images
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import log
-from vitmods.util.text import first_of
+from vitmods.util.text import first_of, listing
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
@@ -178,19 +180,23 @@ def _made_as(model: nn.Module, cell: Cell, base: Base, seed: int) -> Any:
     if (config := described(model)) is not None:
         return config
     head = task_of(cell).uses_head
-    backbone = model if head else build_model(base, cell.arm, seed, cell.start, cell.recipe, head)
+    is_whole = head and not has_adapters(model)
+    backbone = model if is_whole else build_model(base, cell.arm, seed, cell.start, cell.recipe, head)
     return record_of(backbone, base, cell.arm.changes, head)
 
 
 def _check_training(model: nn.Module, cell: Cell, tuned: Cell, config: Base, seed: int) -> None:
     """Raise UserError if the recipe of a tuned point does not suit the task or an arm's model."""
-    task, recipe = task_of(tuned), tuned.recipe
-    if recipe.model != cell.recipe.model:
-        build_model(config, tuned.arm, seed, tuned.start, recipe, task.uses_head)
-    trained = [parameter.requires_grad for parameter in model.parameters()]
+    recipe = tuned.recipe
+    task_of(tuned)  # raises for a loss that the task does not have
+    if (recipe.model, recipe.train) != (cell.recipe.model, cell.recipe.train):
+        model = build_cell(tuned, config, seed, config.num_classes)
+    elif TrainedPart.of(recipe.train).adapters is not None:  # which stay in the model
+        model = copy.deepcopy(model)
+    trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
     freeze(model, recipe)
     parameter_groups(model, 0.0, recipe.optimizer.layer_decay)
-    for parameter, is_trained in zip(model.parameters(), trained, strict=True):
+    for parameter, is_trained in trained.items():
         parameter.requires_grad_(is_trained)
 
 
@@ -333,11 +339,12 @@ def describe_model(cell: Cell, model: nn.Module, base: Base) -> ModelFacts:
         summary = f"Its weights are those of {arm.start}; base starts from its own."
         changes.append(ChangeFacts(f"from {arm.start}", "Starts from its own trained weights", summary))
     if (trained := arm.recipe.get("train")) == ALL:
-        changes.append(ChangeFacts(f"train({ALL})", "All weights are trained", "Nothing is frozen.", **_TRAINED_PART))
+        changes.append(ChangeFacts(f"train({ALL})", "All weights are trained", "Nothing is frozen."))
     elif trained is not None:
-        title = f"Trains only {' and '.join(trained.split('+'))}"
-        summary = "The head is trained too, and with more than the head the positions; the other weights are frozen."
-        changes.append(ChangeFacts(f"train({trained})", title, summary, **_TRAINED_PART))
+        changes.append(ChangeFacts(f"train({trained})", **TrainedPart.of(trained).way._asdict()))
+    if others := {name: value for name, value in arm.recipe.items() if name != "train"}:
+        summary = f"{listing([name.replace('_', ' ') for name in others])}, as base's recipe otherwise."
+        changes.append(ChangeFacts(Arm("", (), others).text, "Another recipe", summary))
     name = cell.start["source"] if cell.start else base_name(cell.fixed["base"])
     return ModelFacts(arm.start or name, model_facts(model, base), tuple(changes))
 
@@ -364,12 +371,6 @@ def _seen(settings: Settings, dataset: ImageDataset) -> Iterator[str]:
                 f"{count:,} images of {' and '.join(splits)} were training images of the weights in {source}: scores "
                 "on them are optimistic. Use the same splits for both trainings."
             )
-
-
-_TRAINED_PART = {
-    "paper": "Touvron et al.: Three things everyone should know about Vision Transformers. ECCV 2022, section 4",
-    "url": "https://arxiv.org/abs/2203.09795",
-}
 
 
 def user_functions(settings: Settings) -> list[Function]:

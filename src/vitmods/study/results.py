@@ -48,6 +48,8 @@ class ArmCost:
     """of the batch of `infer_n`; None if it was not measured"""
     against: str | None = None
     """how base and the arm are built, if they are built differently"""
+    trained: int | None = None
+    """number of trained parameters, which is what a task adds to its base; None if it was not counted"""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ArmCost:
@@ -68,6 +70,7 @@ class BaseCost:
     train_batch: int
     infer_batch: int
     infer_memory_bytes: int | None = None
+    trained: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitmods.finetune import train_only
-from vitmods.finetune.roles import ALL, parameter_roles
+from vitmods.finetune.roles import ALL, layer_of_parameters
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import half_cosine
 from vitmods.tasks.base import TaskModel
 from vitmods.train.distributed import load_weights, local, whole
-from vitmods.util.errors import UserError
 from vitmods.util.text import first_of
 
 _FUSED = ("cpu", "cuda", "mps")
@@ -114,58 +113,16 @@ def parameter_groups(
 
 
 def layer_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
-    """Return the fraction of the learning rate of each parameter: layer_decay ** (L + 1 - layer) for L blocks.
-
-    Layer 0 is the stem with positions and tokens, i + 1 block i, and L + 1 the final norm and the head, as in BEiT
-    (arXiv:2106.08254). The layers are those of the model's `group_matcher()` (timm's contract); without one, blocks are
-    the smallest modules with an attention and an MLP.
-
-    Raises:
-        UserError: the model does not have either.
-    """
-    matcher: Any = getattr(model, "group_matcher", None)
-    if matcher is None:
-        layers = _layers_by_blocks(model)
-    else:
-        from timm.models import group_parameters  # seconds
-        from timm.models._manipulate import MATCH_PREV_GROUP
-
-        patterns = matcher()
-        if isinstance(patterns, dict):  # timm joins the final norm to the last block; here it goes with the head
-            patterns = {
-                name: [p for p in parts if p[1] != MATCH_PREV_GROUP] if isinstance(parts, list | tuple) else parts
-                for name, parts in patterns.items()
-            }
-        layers = group_parameters(model, patterns, reverse=True)
+    """Return the fraction of the learning rate of each parameter: layer_decay ** (L + 1 - layer) for L blocks, as in
+    BEiT (arXiv:2106.08254). Raises UserError as `layer_of_parameters`, which says which layer it is in."""
+    layers = layer_of_parameters(model)
     last = max(layers.values())
     return {name: layer_decay ** (last - layer) for name, layer in layers.items()}
 
 
-def _layers_by_blocks(model: nn.Module) -> dict[str, int]:
-    """The layer of each parameter: outside of blocks that of the block before it, as modules are registered."""
-    role_of, inside = parameter_roles(model), dict[str, set[str]]()
-    for name, role in role_of.items():
-        for end in (index for index, letter in enumerate(name) if letter == "."):
-            inside.setdefault(name[:end], set()).add(role)
-    whole = [module for module, roles in inside.items() if {"attention", "ffn"} <= roles]
-    blocks = [module for module in whole if not any(other.startswith(f"{module}.") for other in whole)]
-    if not blocks:
-        raise UserError(
-            f"layer_decay needs a model with blocks of an attention and an MLP, or with group_matcher() as timm's "
-            f"models: {type(model).__name__} does not say which block a parameter is in. Set layer_decay to None."
-        )
-    layers, before = dict[str, int](), 0
-    for name, role in role_of.items():
-        block = next((number for number, block in enumerate(blocks, 1) if name.startswith(f"{block}.")), 0)
-        before = block or before
-        layers[name] = block or before + (before == len(blocks))
-        if not block and role in ("stem", "positions", "tokens", "head"):
-            layers[name] = len(blocks) + 1 if role == "head" else 0
-    return layers
-
-
 def freeze(model: nn.Module, recipe: Recipe) -> None:
-    """Freeze what the recipe does not train; with `train="all"` nothing more than was frozen before.
+    """Freeze what the recipe does not train, and add the adapters that it trains; with `train="all"` nothing more than
+    was frozen before.
 
     Raises:
         UserError: the model does not have the parameters to train.

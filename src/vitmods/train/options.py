@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tyro.conf import Suppress
 
+from vitmods.finetune.roles import TrainedPart
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -112,6 +113,9 @@ class RunOptions:
             raise UserError(f"--shard does not divide the teacher of the task {task.name}: drop --shard.")
         if self.shard and recipe.precision == "fp16-mixed":
             raise UserError("--shard does not support scaled gradients: use --precision bf16-mixed, or drop --shard.")
+        if (task.has_teacher() or self.shard) and TrainedPart.of(recipe.train).adapters:
+            what = "--shard" if self.shard else f"The task {task.name}, which has a teacher,"
+            raise UserError(f"{what} does not support adapters: train biases, last(4) or roles, not {recipe.train}.")
         if task.whole_batch and recipe.accumulate > 1:
             raise UserError(f"The loss of the task {task.name} compares all images of a batch: set accumulate to 1.")
 

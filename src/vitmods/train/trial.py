@@ -22,6 +22,7 @@ from torch import nn
 
 import vitmods
 from vitmods.data.read import Unreadable, decode
+from vitmods.finetune.adapters import has_adapters, merge_adapters, save_adapters
 from vitmods.ops.native import is_switched_on
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
@@ -43,6 +44,7 @@ NUMERICS = 4
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
 MODULES = "task.safetensors"
 EXAMPLES = "examples"
+ADAPTERS = "adapter"
 FITTED_IMAGES, GENTLE_IMAGES, FITTED_BATCH = 1000, 250, 50
 _IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint", "vocabulary")  # but not its folder
 _NOT_COMPARED = ("environment", "resolved", "id", "split", "code", "start_weights")
@@ -77,8 +79,8 @@ def train_trial(
         seed: of the order and augmentation of the images and of dropout; not of the model's weights.
         out: the trial's folder; `config.json`, `metrics.jsonl`, `checkpoint.pt` (until it is finished),
             `model.safetensors` (and `task.safetensors` with the task's own modules), `<split>.npz` with the scores of
-            each image, `examples/` (if the task draws any), `tb/` and, written last, `result.json` with the checksums
-            of the weights.
+            each image, `examples/` (if the task draws any), `adapter/` (if adapters were trained, which the weights
+            hold merged), `tb/` and, written last, `result.json` with the checksums of the weights.
         options: device, checkpoints, progress, memory.
         processes: those that train the model together (`vitmods.train.join`); each batch is divided among them.
         metadata: added to config.json; `arm` and `changes` are the study's.
@@ -139,6 +141,7 @@ def _train(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str, A
     first = run.processes.first
     try:
         metrics = run.run(request, bar)
+        _merge_adapters(run)
         tensors = whole_state(run.evaluated_model.state_dict(), keep=first)
         # No loss was computed after the last step. All processes have to agree.
         names = [name for name, _ in run.evaluated_model.named_parameters()] if first else []
@@ -168,13 +171,22 @@ def _train(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str, A
         "steps": run.step,
         "epochs": run.step / run.length.steps_per_epoch,
         "wall_s": round(run.wall_s, 3),
-        "params": sum(p.numel() for p in run.model.parameters()),
+        "params": sum(p.numel() for p in run.evaluated_model.parameters()),
         "how": {  # what may change the last digits or the speed
             "device": device_name(str(run.placement.device)),
             "precision": run.recipe.precision,
             **_numerics(run.options, run.processes),
         },
     }
+
+
+def _merge_adapters(run: TrialRun) -> None:
+    """Write the adapters of a trained model, if it has some, and merge them into the weights that are written."""
+    model = run.evaluated_model
+    if has_adapters(model):
+        trained = [name for name, parameter in run.model.named_parameters() if parameter.requires_grad]
+        run.processes.once(lambda: save_adapters(model, trained, run.folder / ADAPTERS))
+        merge_adapters(model)
 
 
 def fit_to_images(model: nn.Module, ds: TrialData) -> dict[str, Any]:
