@@ -240,6 +240,11 @@ def test_weights_that_changed_are_refused(checkpoint, tmp_path):
         ({"arms": ["full"]}, r"Arm full \(train\(all\)\) is base itself"),
         ({"arms": {"some": "train(atention)"}}, "Did you mean 'attention'"),
         ({"arms": ["train(ffn)+train(head)"]}, "says twice what is trained"),
+        ({"arms": ["lr(1e-4)+lr(1e-3)"]}, "sets lr twice"),
+        ({"arms": ["full+lr"]}, r"lr is a field of the recipe: give its value, lr\(VALUE\)"),
+        ({"arms": ["full+lr(fast)"]}, "lr is a number, not 'fast'"),
+        ({"arms": ["lora(rank=4,on=head)"]}, "low-rank maps are for attention and ffn"),
+        ({"arms": ["norms"]}, r"could be two things. To train the norms alone, write train\(norms\)"),
         ({"arms": ["ffn", "x=train(ffn)"]}, r"are the same changes \(train\(ffn\)\)"),
     ],
 )
@@ -262,6 +267,24 @@ def test_other_channels_are_refused(checkpoint):
         ("mine=ffn", Arm("mine", (), {"train": "ffn"})),
         ("train(norms+head)", Arm("train(norms+head)", (), {"train": "norms+head"})),
         ("train(ffn)+dpn", Arm("train(ffn)+dpn", (vm.DualPatchNorm(),), {"train": "ffn"})),
+        ("biases", Arm("biases", (), {"train": "biases"})),
+        ("last(4)", Arm("last(4)", (), {"train": "last(4)"})),
+        (
+            "lora(rank=4, on=attention+ffn)",
+            Arm("lora(rank=4, on=attention+ffn)", (), {"train": "lora(rank=4, on=attention+ffn)"}),
+        ),
+        ("train(lora+head)", Arm("train(lora+head)", (), {"train": "lora+head"})),
+        ("slow=full+lr(5e-5)", Arm("slow", (), {"train": "all", "lr": 5e-5})),
+        (
+            "dpn+attention+lr(1e-4)",
+            Arm("dpn+attention+lr(1e-4)", (vm.DualPatchNorm(),), {"train": "attention", "lr": 1e-4}),
+        ),
+        ("layerdecay(0.6)", Arm("layerdecay(0.6)", (), {"layer_decay": 0.6})),
+        ("probe_first", Arm("probe_first", (), {"head_start": "probe"})),
+        (
+            "crop_scale(0.5:1.0)+flip(0)",
+            Arm("crop_scale(0.5:1.0)+flip(0)", (), {"crop_scale": (0.5, 1.0), "flip": 0.0}),
+        ),
         (
             "dpn+train( head )+rms",
             Arm("dpn+train( head )+rms", (vm.DualPatchNorm(), vm.Norm("rms")), {"train": "head"}),
@@ -270,6 +293,7 @@ def test_other_channels_are_refused(checkpoint):
 )
 def test_arms_say_what_is_trained(text, arm):
     assert arm_from_text(text) == arm
+    assert arm_from_text(arm.text) == Arm(arm.text, arm.changes, arm.recipe)
     assert make_arms({"some": text})[0] == Arm("some", arm.changes, arm.recipe)
 
 

@@ -76,7 +76,8 @@ class Compare:
     protocols: Options
     arms: tuple[str, ...] | None = None
     """changes to compare against base, joined by +, or NAME=CHANGES; `vitmods changes` lists them. replace(rms),
-    replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES): what is trained; full: all of it.
+    replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES), biases, last(4),
+    lora(rank=8), dora(rank=8): what is trained; full: all of it; adapt: these eight. lr(5e-5): a field of the recipe.
     paper:TABLE: the arms of a published table, and its task, bases and sweep unless you set them (`vitmods paper`);
     norms: only the arms of one. None: dpn rms placement(attn=post,mlp=post); with --from all arms of its folder, or
     attention head train(norms)"""

@@ -103,6 +103,15 @@ def _vit5(text: str) -> LineUp | None:
     return LineUp("vit5", "ViT-5, each of its parts alone, and each left out", tuple(arms), ("S/16",))
 
 
+@LINE_UPS.register("adapt")
+def _adapt(text: str) -> LineUp | None:
+    """Ways to adapt trained weights, beside base, which trains all of them."""
+    if text != "adapt":
+        return None
+    arms = ("attention", "ffn", "head", "train(norms)", "biases", "last(4)", "lora(rank=8)", "dora(rank=8)")
+    return LineUp("adapt", "Eight ways to adapt trained weights", arms, (), start="a checkpoint or a timm model")
+
+
 def find_line_up(text: str) -> LineUp | None:
     """The line-up that a text names; None for anything else."""
     return next((line_up for find in LINE_UPS.values() if (line_up := find(text.strip()))), None)
@@ -418,10 +427,9 @@ def split_training(text: str) -> tuple[str, dict[str, Any]]:
             changes.append(part)
             continue
         if field in recipe:
-            remedy = f"join the roles, train({recipe[field]}+{value})" if field == "train" else "leave one out"
-            raise UserError(
-                f"'{text}' says twice what {'is trained' if field == 'train' else f'{field} is'}: {remedy}."
-            )
+            if field != "train":
+                raise UserError(f"'{text}' sets {field} twice: leave one out.")
+            raise UserError(f"'{text}' says twice what is trained: join it, train({recipe[field]}+{value}).")
         recipe[field] = value
     return "+".join(changes), recipe
 

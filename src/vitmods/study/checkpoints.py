@@ -18,10 +18,11 @@ from vitmods.adapters.apply import as_vit
 from vitmods.adapters.weights import ENDINGS, NAMES
 from vitmods.fast.export import EXTRA
 from vitmods.finetune.delta import fingerprint_of
+from vitmods.finetune.roles import ROLES
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import Resampling, ViT, vit
 from vitmods.recipes import Recipe
-from vitmods.study.arms import BASE, Arm, LineUp, arms_from_text, is_foreign, parse_edits, split_training
+from vitmods.study.arms import BASE, Arm, LineUp, arms_from_text, find_line_up, is_foreign, parse_edits, split_training
 from vitmods.study.bases import Base, ForeignBase, described, edited, load_into, read_weights, rebuilt
 from vitmods.study.cells import MOST_SEEDS, image_settings
 from vitmods.study.changed import open_changed, pixels_of
@@ -137,6 +138,17 @@ def check_weights_for(line_up: LineUp, start: str | Path | None) -> None:
             "change: give --from the folder of a study with both. What the change does to trained weights of base is "
             f"another question: `vitmods compare --from {start} --arms {missing}`."
         )
+
+
+def refuse_two_meanings(arms: Any) -> None:
+    """Raise UserError for a word that names a line-up and, with trained weights, a part of them: `norms`."""
+    for arm in [arms] if isinstance(arms, str) else arms if isinstance(arms, Sequence) else ():
+        if isinstance(arm, str) and arm.strip() in ROLES and (line_up := find_line_up(arm)):
+            word, several = arm.strip(), " ".join(line_up.arms)
+            raise UserError(
+                f"With trained weights {word} could be two things. To train the {word} alone, write train({word}); for "
+                f"other kinds of them, which replace trained weights, name the arms: {several}."
+            )
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -19,7 +19,7 @@ from vitmods.recipes.registry import split_recipe
 from vitmods.recipes.schedule import WARMUPS
 from vitmods.study.arms import BASE, Arm, FunctionSpec, base_function, is_foreign, make_arms, table_of
 from vitmods.study.cells import ImageOptions
-from vitmods.study.checkpoints import arms_in, check_weights_for, seeds_of, use_trained_arms
+from vitmods.study.checkpoints import arms_in, check_weights_for, refuse_two_meanings, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.design import DESIGNS, Design
 from vitmods.study.executors import StudyOptions
@@ -193,6 +193,8 @@ class Study:
         given, line_up, settings = self._arguments, table_of(self._arguments["arms"]), self._arguments["settings"]
         base, task, start = given["base"], given["task"], given["start"]
         sweep, using = settings.sweep.to_dict(), list[str]()
+        if start is not None:
+            refuse_two_meanings(given["arms"])
         if line_up is not None:
             if given["pretrain"] is not None and not line_up.pretrain:
                 raise UserError(f"--pretrain does not support {line_up.name}: name the arms.")
