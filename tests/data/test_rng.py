@@ -8,7 +8,7 @@ from scipy import stats
 from timm.data.distributed_sampler import RepeatAugSampler
 
 from vitmods.data.rng import Stream, bits, permutation, text_bits, text_order, uniform
-from vitmods.data.sampler import apart, positions, repeated
+from vitmods.data.sampler import COPY, apart, balanced, positions, repeated
 
 seeds = st.integers(-(2**63), 2**64)
 
@@ -78,3 +78,29 @@ def test_no_neighbors_in_a_batch_are_copies_of_one_image(processes):
         batch = positions(apart(views[rank::processes]))
         assert (batch != np.roll(batch, 1)).all()
     assert sorted(apart(views).tolist()) == sorted(views.tolist())
+
+
+@given(seeds, st.integers(0, 50), st.lists(st.integers(0, 4), min_size=1, max_size=60))
+def test_balanced_classes_come_equally_often_and_each_view_once(seed, epoch, labels):
+    labels, n = np.array(labels), len(labels)
+    views = balanced(permutation(seed, epoch, n), labels, seed, epoch)
+    classes, drawn = np.unique(labels), labels[positions(views)]
+    counts = [int((drawn == label).sum()) for label in classes]
+    assert sum(counts) == n == len(np.unique(views))
+    assert max(counts) - min(counts) <= 1
+    for label, count in zip(classes, counts, strict=True):  # no image comes again before all of its class have come
+        own = int((labels == label).sum())
+        per_image = np.bincount(positions(views[drawn == label]), minlength=n)[labels == label]
+        assert {*per_image.tolist()} <= {count // own, -(-count // own)}
+        assert views[drawn == label].max() // COPY == -(-count // own) - 1
+    again = balanced(permutation(seed, epoch, n), labels, seed, epoch)
+    assert np.array_equal(views, again)
+
+
+def test_balanced_epochs_differ_and_mix_the_classes():
+    labels = np.repeat([0, 1, 2], [200, 20, 2])
+    epochs = [balanced(permutation(0, epoch, 222), labels, 0, epoch) for epoch in range(6)]
+    assert len({tuple(views.tolist()) for views in epochs}) == 6
+    assert len(np.unique(np.concatenate([positions(v) for v in epochs]))) > 200, "of a large class others each time"
+    halves = [np.bincount(labels[positions(views[:111])], minlength=3) for views in epochs]
+    assert 20 < np.min(halves) < np.max(halves) < 54

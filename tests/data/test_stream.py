@@ -100,6 +100,10 @@ def test_orders_differ_by_seed_and_epoch_and_shards_keep_it(root):
     order = dataset.order(0, 0)
     records = dataset.splits["train"].store.records
     assert np.array_equal(order, shard_order(0, 0, records.shards, records.keys, 3))
+    augment = dataclasses.replace(dataset.augment, sampler="balanced")
+    uneven = dataclasses.replace(dataset, augment=augment)
+    with pytest.raises(UserError, match="streamed shard by shard, which balanced classes would undo"):
+        uneven.views(0, 0)
 
 
 @settings(deadline=None, max_examples=15)

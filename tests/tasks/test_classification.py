@@ -1,10 +1,14 @@
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 
 from vitmods.data import Batch
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
-from vitmods.tasks.classification import binary_cross_entropy, sigmoid_cross_entropy, softmax_cross_entropy
+from vitmods.tasks.classification import LOSSES, binary_cross_entropy, sigmoid_cross_entropy, softmax_cross_entropy
 
 
 @pytest.mark.parametrize(
@@ -55,3 +59,27 @@ def test_evaluation_is_without_smoothing():
     metrics = task.evaluate(lambda images: images, [batch]).metrics
     assert metrics["loss"] == pytest.approx(sigmoid_cross_entropy(logits, classes).mean().item(), rel=1e-6)
     assert task.metrics[0].name in metrics
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid", "bce"])
+def test_balanced_class_weights_are_scikit_learns_and_average_one(loss, mixed):
+    labels = np.repeat([0, 1, 3], [12, 3, 1])  # class 2 is without images
+    dataset = SimpleNamespace(splits={"train": SimpleNamespace(labels=labels)}, summary=lambda: {"classes": "abcd"})
+    task = Classification.from_recipe(Recipe().with_(loss=loss, class_weights="balanced"))
+    task.fit(None, dataset)
+    expected = compute_class_weight("balanced", classes=np.unique(labels), y=labels)
+    assert task.weights[[0, 1, 3]].tolist() == pytest.approx(expected.tolist())
+    assert task.weights[torch.from_numpy(labels)].mean().item() == pytest.approx(1)
+    torch.manual_seed(0)
+    logits, classes = torch.randn(16, 4), torch.from_numpy(labels)
+    targets = torch.nn.functional.one_hot(classes, 4).float()
+    targets = 0.7 * targets + 0.3 * targets.flip(0) if mixed else classes
+    weights = task.weights[classes] if not mixed else 0.7 * task.weights[classes] + 0.3 * task.weights[classes.flip(0)]
+    actual, _ = task.loss(lambda images: images, Batch(logits, targets, torch.arange(16)))
+    torch.testing.assert_close(actual, (weights * LOSSES[loss](logits, targets, 0.0)).mean())
+    if loss == "softmax" and not mixed:  # PyTorch's divides by the sum of the weights in the batch, 16 here
+        torch.testing.assert_close(actual, torch.nn.functional.cross_entropy(logits, classes, task.weights))
+    assert task.evaluate(lambda images: images, [Batch(logits, classes, classes)]).metrics["loss"] == pytest.approx(
+        LOSSES[loss](logits, classes, 0.0).mean().item()
+    )

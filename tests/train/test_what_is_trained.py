@@ -1,5 +1,7 @@
 """What recipes begin with and train: a head that begins as a linear probe, a part of the model, the moving average."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -195,3 +197,28 @@ def test_adapters_are_refused_where_they_cannot_be_trained(task, options, messag
     recipe = kind.fitted(Recipe().with_(train="lora"))
     with pytest.raises(UserError, match=f"{message} does not support adapters"):
         RunOptions(**options).check_task(kind.from_recipe(recipe), recipe)
+
+
+@pytest.mark.parametrize("fields", [{"sampler": "balanced"}, {"class_weights": "balanced"}], ids=str)
+def test_a_trial_of_balanced_classes_resumes_to_the_same_weights(bench, tmp_path, monkeypatch, fields):
+    recipe = bench.recipe(epochs=2, **fields)
+    bench.train(tmp_path / "whole", recipe=recipe)
+    bench.stop(monkeypatch, tmp_path / "parts", at=5, recipe=recipe)
+    bench.train(tmp_path / "parts", recipe=recipe)
+    assert bench.numbers(tmp_path / "parts") == bench.numbers(tmp_path / "whole")
+    bench.train(tmp_path / "plain", recipe=bench.recipe(epochs=2))
+    is_equal = bench.numbers(tmp_path / "plain")["weights"] == bench.numbers(tmp_path / "whole")["weights"]
+    assert is_equal == ("class_weights" in fields), "16 digits of each class: their weights are 1"
+    assert Recipe.from_dict(json.loads((tmp_path / "whole" / "config.json").read_text())["recipe"]) == recipe
+
+
+def test_balance_is_refused_where_it_has_no_effect():
+    for task, fields in (
+        ("multilabel", "sampler"),
+        ("segmentation", "class_weights"),
+        ("sequence_classification", "sampler"),
+    ):
+        assert fields in TASKS[task].ignored_fields()
+    with pytest.raises(UserError, match="leave out repeats"):
+        Recipe().with_(sampler="balanced", repeats=3)
+    assert not {"sampler", "class_weights"} & {*Recipe().to_dict()["augment"], *Recipe().to_dict()["loss"]}

@@ -35,7 +35,7 @@ from vitmods.data.randaugment import randaugment
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records, Streaming, printable
 from vitmods.data.rng import Stream, bits, permutation, uniform
-from vitmods.data.sampler import apart, positions, repeated, shard_order
+from vitmods.data.sampler import apart, balanced, positions, repeated, shard_order
 from vitmods.data.store import Index, Store, open_store
 from vitmods.data.threads import busy_with, in_order
 from vitmods.recipes import Augment
@@ -212,7 +212,7 @@ class ImageDataset(SplitDataset):
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """The epoch's batches from number `start` on. An incomplete last batch is dropped; a set smaller than a batch
         gives one batch of all. With repeats, the same number of batches has correspondingly fewer images."""
-        views = repeated(self.order(seed, epoch), self.augment.repeats)
+        views = self.views(seed, epoch)
         if (largest := min(batch_size, len(views))) < self.world_size:
             raise UserError(f"A batch of {largest} images is too small for {self.world_size} processes.")
 
@@ -248,6 +248,19 @@ class ImageDataset(SplitDataset):
         for start in range(0, len(chosen), batch_size):
             pixels, targets = self._views(self.splits[split], chosen[start : start + batch_size])
             yield normalize(pixels, *self._mean_and_std), targets
+
+    def views(self, seed: int, epoch: int) -> Ints:
+        """The views (n,) that an epoch visits, in order. UserError for balanced classes of shards, which are read in
+        turn."""
+        store = self.train.store
+        if self.augment.sampler == "balanced":
+            if isinstance(store, LazyStore) and store.records.shards is not None:
+                raise UserError(
+                    f"{self.name} is streamed shard by shard, which balanced classes would undo: take "
+                    "class_weights=balanced (--class-weights balanced) instead of sampler=balanced."
+                )
+            return balanced(self.order(seed, epoch), self.train.labels, seed, epoch)
+        return repeated(self.order(seed, epoch), self.augment.repeats)
 
     def order(self, seed: int, epoch: int) -> Ints:
         """The order (n,) in which an epoch visits the training images."""

@@ -33,6 +33,21 @@ def repeated(order: Ints, repeats: int) -> Ints:
     return (images[:, None] + COPY * np.arange(repeats)).ravel()[: len(order)]
 
 
+def balanced(order: Ints, labels: Ints, seed: int, epoch: int) -> Ints:
+    """The views (n,) of an epoch that visits every class of `labels` (n,) equally often, at random.
+
+    Images of a class come in `order` (n,): of a small one again and again, as further copies; of a large one some.
+    """
+    classes, by_class = np.unique(labels), labels[order]
+    views = []
+    for number, label in enumerate(classes):
+        images = order[by_class == label]
+        turns = np.arange(len(order) // len(classes) + (number < len(order) % len(classes)))
+        views.append(images[turns % len(images)] + COPY * (turns // len(images)))
+    drawn = np.concatenate(views)
+    return drawn[np.argsort(uniform(seed, Stream.ORDER, epoch, drawn, 3), kind="stable")]
+
+
 def apart(views: Ints) -> Ints:
     """The views of a batch with all first copies in front, then all second ones and so on.
 

@@ -108,6 +108,8 @@ class Augment:
     """how images are resized, with antialiasing; or as in big_vision, bilinear without, and by areas to evaluate"""
     repeats: int = 1
     """views of an image in an epoch, which then has so many times fewer images (arXiv:1901.09335)"""
+    sampler: Literal["each", "balanced"] = "each"
+    """an epoch visits each image once; or, as many times, images of every class equally often"""
     randaugment: tuple[int, float] | None = None
     """RandAugment (arXiv:1909.13719): operations per image, magnitude"""
     randaugment_space: Literal["torchvision", "big_vision", "timm"] = "torchvision"
@@ -133,6 +135,9 @@ class Augment:
         for name in ("crop_scale", "crop_ratio", "randaugment"):
             pair = getattr(self, name)
             require(pair is None or len(pair) == 2, f"{name} is two numbers, not {pair}.")
+        require(
+            self.sampler == "each" or self.repeats == 1, "sampler=balanced repeats images itself: leave out repeats."
+        )
         for name in ("crop_scale", "crop_ratio"):
             low, high = getattr(self, name)
             require(0 < low <= high, f"{name} must be two increasing numbers above 0, not {(low, high)}.")
@@ -163,6 +168,8 @@ class Loss:
     image holds counts as whole (arXiv:2110.00476)"""
     label_smoothing: float = 0.0
     """fraction of each target that is spread evenly over all classes"""
+    class_weights: Literal["equal", "balanced"] = "equal"
+    """images count alike; or by n / (K n_k), for a class of n_k of the n training images of K classes"""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -466,9 +473,10 @@ class Recipe:
         """JSON-able, with a mapping for each part; `Recipe.from_dict` gives the recipe back."""
         values = dataclasses.asdict(self)
         del values["task_parts"]
-        for name, usual in {"rates": (), "head_start": "drawn"}.items():  # not in folders of trials that do without
-            if values[name] == usual:
-                del values[name]
+        for (*part, name), usual in _ADDED.items():  # not in folders of trials that do without
+            within = values[part[0]] if part else values
+            if within[name] == usual:
+                del within[name]
         names = {kind: name for name, kind in TASK_PARTS.items()}
         return values | {names[type(part)]: dataclasses.asdict(part) for part in self.task_parts}
 
@@ -489,6 +497,14 @@ class Recipe:
                 flat |= {name if leaf == "name" else leaf: v for leaf, v in part.items()}
             return cls().with_(**flat)
 
+
+_ADDED: dict[tuple[str, ...], Any] = {
+    ("rates",): (),
+    ("head_start",): "drawn",
+    ("augment", "sampler"): "each",
+    ("loss", "class_weights"): "equal",
+}
+"""fields that trials of before lack -> what they have then"""
 
 READ_BY = (
     ("momentum", "optimizer", ("sgd",)),

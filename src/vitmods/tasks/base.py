@@ -128,10 +128,11 @@ class Task(ABC):
     @classmethod
     def ignored_fields(cls) -> list[str]:
         """List the fields of a recipe that the task does not read: `unread`, those of other tasks' parts, what a
-        teacher or a loss over the whole batch replaces, and the start of a head of classes."""
+        teacher or a loss over the whole batch replaces, and what needs images of one class each."""
         others = {name for name, kind in TASK_PARTS.items() if kind is not cls.recipe_part}
         replaced = {"ema": cls.has_teacher(), "accumulate": cls.whole_batch}
-        replaced["head_start"] = not (cls.uses_head and cls.target == "class" and cls.inputs == "images")
+        has_classes = cls.uses_head and cls.target == "class" and cls.inputs == "images"
+        replaced |= dict.fromkeys(("head_start", "sampler", "class_weights"), not has_classes)
         fields = [*cls.unread, *(name for name, (part, *_) in fields_by_name().items() if part in others)]
         return [*fields, *(name for name, is_replaced in replaced.items() if is_replaced and name not in fields)]
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -54,11 +54,11 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 
 @TASKS.register(DEFAULT)
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Classification(Task):
     """Mean cross-entropy over images; evaluated by top-1 accuracy.
 
-    Label smoothing is part of training only: the loss that `evaluate` reports is without it.
+    Label smoothing and class weights are part of training only: the loss that `evaluate` reports is without them.
     """
 
     name = DEFAULT
@@ -68,11 +68,26 @@ class Classification(Task):
 
     loss_name: Literal["softmax", "sigmoid", "bce"] = "softmax"
     label_smoothing: float = 0.0
+    class_weights: Literal["equal", "balanced"] = "equal"
+    weights: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    """(K,), of the classes in the loss; None: equal, or not fitted yet"""
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
-        """With the recipe's loss and label smoothing."""
-        return cls(recipe.loss.name, recipe.loss.label_smoothing)
+        """With the recipe's loss, label smoothing and class weights."""
+        return cls(recipe.loss.name, recipe.loss.label_smoothing, recipe.loss.class_weights)
+
+    def fit(self, model: nn.Module, dataset: Any) -> None:
+        """Compute balanced weights from the training images, as scikit-learn: n / (K n_k), over classes with images."""
+        if self.class_weights == "balanced":
+            counts = np.bincount(dataset.splits["train"].labels, minlength=len(dataset.summary()["classes"]))
+            shares = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
+            self.weights = torch.from_numpy(shares).float()
+
+    def begin(self, model: nn.Module) -> None:
+        """Put the weights on the model's device, where no step waits for them."""
+        if self.weights is not None:
+            self.weights = self.weights.to(next(model.parameters()).device)
 
     @classmethod
     def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
@@ -96,9 +111,16 @@ class Classification(Task):
         }
 
     def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean loss of the batch, and `top1`: how often the first class is the one with the largest fraction."""
+        """Mean loss of the batch, and `top1`: how often the first class is the one with the largest fraction.
+
+        Class weights multiply the losses of images, those of a mixed image by its fractions; over all training images
+        they average 1."""
         logits = model(batch.inputs).float()
-        loss = LOSSES[self.loss_name](logits, batch.targets, self.label_smoothing).mean()
+        losses = LOSSES[self.loss_name](logits, batch.targets, self.label_smoothing)
+        if self.weights is not None:
+            is_mixed = batch.targets.is_floating_point()
+            losses = losses * (batch.targets @ self.weights if is_mixed else self.weights[batch.targets])
+        loss = losses.mean()
         classes = batch.targets.argmax(dim=1) if batch.targets.is_floating_point() else batch.targets
         return loss, {"top1": (logits.detach().argmax(dim=1) == classes).float().mean()}
 

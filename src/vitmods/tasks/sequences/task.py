@@ -24,7 +24,7 @@ NO_IMAGES = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
 @TASKS.register("sequence_classification")
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class SequenceClassification(Classification):
     """Mean cross-entropy over sequences; evaluated by top-1 accuracy, as `Classification`.
 
