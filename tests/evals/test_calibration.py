@@ -2,11 +2,20 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss
 
-from vitmods.evals.accuracy import bins_of_equal_size, bins_of_equal_width, calibration, calibration_errors, reliability
+from vitmods.evals.accuracy import (
+    bins_of_equal_size,
+    bins_of_equal_width,
+    calibration,
+    calibration_errors,
+    fit_temperature,
+    reliability,
+)
+from vitmods.util.errors import UserError
 
 
 def slow_ece(confidence, correct, bins=15):
@@ -72,3 +81,19 @@ def test_the_protocol(outputs_of, made_up, small_model):
     assert set(found.intervals) == {"nll", "brier"}
     assert all(low < found.metrics[name] < high for name, (low, high) in found.intervals.items())
     assert sum(row["images"] for row in found.detail["reliability"]) == len(targets)
+
+
+@given(st.floats(0.05, 20.0), st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_the_temperature_is_found_by_which_logits_were_scaled(t, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(20_000, 5, generator=generator, dtype=torch.float64) * 2
+    targets = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    assert fit_temperature(logits * t, targets) == pytest.approx(t, rel=0.05)
+    slow = min(np.geomspace(0.5 * t, 2 * t, 400), key=lambda x: log_loss(targets, (logits * t / x).softmax(1)))
+    assert fit_temperature(logits * t, targets) == pytest.approx(slow, rel=5e-3)
+
+
+def test_without_a_wrong_image_there_is_no_temperature():
+    with pytest.raises(UserError, match="every image is right"):
+        fit_temperature(torch.eye(3) * 4, torch.arange(3))

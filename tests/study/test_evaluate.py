@@ -7,16 +7,18 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 from scipy import stats
 
 import vitmods as vm
-from vitmods.adapters import save
+from vitmods.adapters import load, save
 from vitmods.cli import main
 from vitmods.evals import Options
 from vitmods.report.evaluation import draw_evaluation
 from vitmods.report.tables import print_evaluation
+from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.evaluate import evaluate, over_seeds
 from vitmods.util.errors import UserError
 
@@ -104,12 +106,32 @@ def test_images_of_other_classes_are_for_features_alone(seeds, tmp_path, two_cla
         ({"split": "tset"}, 'The split "tset" does not exist'),
         ({"protocols": ["fewshot"], "split": "train"}, "evaluate it on another"),
         ({"protocols": ["fewshot"], "options": Options(shots=(90,))}, "90 shots need"),
+        (
+            {"protocols": ["calibration"], "options": Options(temperature="val"), "split": "val"},
+            "evaluate another split",
+        ),
+        ({"protocols": ["top1"], "options": Options(temperature="val")}, "temperature"),
     ],
 )
 def test_what_is_wrong_is_reported_before_work(seeds, settings, message, monkeypatch):
     monkeypatch.setattr("vitmods.study.trial.run_protocols", lambda *_, **__: pytest.fail("work has begun"))
     with pytest.raises(UserError, match=message):
         evaluate(seeds / "seed0", device="cpu", **settings)
+
+
+def test_a_temperature_calibrates_what_is_evaluated_and_what_is_exported(seeds, found, tmp_path, capsys):
+    scaled = evaluate(seeds / "seed0", ["calibration", "top1"], device="cpu", options=Options(temperature="val"))[0]
+    t = scaled["protocols"]["calibration"]["temperature"]
+    assert abs(t - 1) > 0.01, "an epoch leaves it uncertain"
+    assert scaled["metrics"]["nll"] < found["metrics"]["nll"]
+    assert scaled["metrics"]["top1"] == found["metrics"]["top1"]
+    out = tmp_path / "model.safetensors"
+    line = ["export", str(seeds / "seed0"), "--to", "safetensors", "--temperature", "val", "--out", str(out)]
+    assert main(line) == 0
+    assert f"The logits are divided by {t:.3g}, fitted on val." in capsys.readouterr().out
+    images = torch.randn(3, 1, 8, 8)
+    before, after = Checkpoint.open(str(seeds / "seed0")).vit, load(out)
+    torch.testing.assert_close(after.eval()(images), before.eval()(images) / t, rtol=1e-4, atol=1e-5)
 
 
 def table_of(found, width=100):

@@ -41,6 +41,8 @@ class Export:
     """another image side, or rows and columns: positions are resampled and baked in"""
     optimize: bool = False
     """fold norms' gains, LayerScale and BatchNorm into the linear maps first"""
+    temperature: Literal["val"] | None = None
+    """divide the head by a temperature that is fitted on the trial's val images: probabilities are then calibrated"""
     push: str | None = None
     """hub: USER/NAME on Hugging Face's Hub, which gets it instead of a folder here"""
     study: Path | None = None
@@ -53,7 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Export, arguments, "export")
     hub, kind = options.to == "hub", options.to
-    unread = {"batch": hub, "img_size": hub, "optimize": hub, "push": not hub, "study": not hub, "license": not hub}
+    of_files = ("batch", "img_size", "optimize", "temperature")
+    unread = dict.fromkeys(of_files, hub) | dict.fromkeys(("push", "study", "license"), not hub)
     for name, is_unread in unread.items():
         if is_unread and getattr(options, name) not in (None, False):
             raise UserError(f"--{name.replace('_', '-')} does not apply to --to {options.to}: leave it out.")
@@ -69,8 +72,12 @@ def main(arguments: Sequence[str]) -> int:
         folder = save_pretrained(source, options.out or "model", study=options.study, license=options.license)
         print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
         return 0
+    import torch
+
     from vitmods.fast import ENDINGS, export, optimize_for_inference
     from vitmods.study.checkpoints import Checkpoint
+    from vitmods.study.evaluate import temperature_of
+    from vitmods.tasks.features import check_head
 
     checkpoint = Checkpoint.open(source)
     model = checkpoint.vit
@@ -79,6 +86,13 @@ def main(arguments: Sequence[str]) -> int:
             f"{options.model} contains modules of its task besides its ViT, which a graph would lack: write the ViT's "
             "weights alone (--to safetensors), or use the trial as it is (vitmods predict)."
         )
+    if options.temperature is not None:
+        temperature = temperature_of(checkpoint)
+        head = check_head(model)
+        with torch.no_grad():
+            for parameter in head.parameters():
+                parameter.div_(temperature)
+        print(f"The logits are divided by {temperature:.3g}, fitted on val.")
     if options.img_size is not None:
         model.set_input_size(rows_and_columns(options.img_size))
     if options.optimize:

@@ -1,8 +1,9 @@
 """Protocols that need only the logits of a split: accuracy, average precision, calibration, confusions."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,12 +11,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitmods.evals.base import ProtocolResult, means_of, protocol
+from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs
 from vitmods.stats.width import fraction, mean_of_fractions, mean_over_images, wilson
 from vitmods.tasks.base import on_cpu
 from vitmods.tasks.classification import Classification, first_five
 from vitmods.tasks.metrics import Metric
 from vitmods.tasks.multilabel import MultiLabel, average_precisions, measured
+from vitmods.util.errors import UserError
+
+if TYPE_CHECKING:
+    from vitmods.data import ImageDataset
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -102,6 +108,37 @@ def average_precision(outputs: ModelOutputs) -> ProtocolResult:
 BINS = 15
 
 
+def fit_temperature(logits: Tensor, targets: Tensor) -> float:
+    """The T at which softmax(logits / T) has the least negative log-likelihood (Guo et al., 2017, section 4.2).
+
+    logits (n, K), of images that neither trained the model nor are evaluated; targets int64 (n,). The likeliest class
+    of an image stays the same. Raises UserError where every image is right, for which T would be 0.
+    """
+    from scipy.optimize import minimize_scalar
+
+    logits = logits.double()
+    if (logits.argmax(dim=1) == targets).all():
+        raise UserError("No temperature can be fitted: on val every image is right, so that any smaller one is better.")
+
+    def loss(log_t: float) -> float:
+        return float(torch.nn.functional.cross_entropy(logits / math.exp(log_t), targets))
+
+    found = minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded", options={"xatol": 1e-6})
+    return math.exp(found.x)
+
+
+def _check_temperature(dataset: "ImageDataset", split: str, options: Options) -> None:
+    if options.temperature is None:
+        return
+    if options.temperature not in dataset.splits:
+        raise UserError(f"These images do not have a split {options.temperature} to fit a temperature on.")
+    if options.temperature == split:
+        raise UserError(
+            f"A temperature is not measured on the images that it is fitted on: evaluate another split than {split} "
+            "(--split test)."
+        )
+
+
 @protocol(
     "calibration",
     "whether probabilities are right as often as they claim",
@@ -111,6 +148,8 @@ BINS = 15
         Metric("nll", "negative log-likelihood", "calibration", higher_is_better=False, unit="nats"),
         Metric("brier", "Brier score", "calibration", higher_is_better=False, unit=""),
     ),
+    check=_check_temperature,
+    options=("temperature",),
 )
 def calibration(outputs: ModelOutputs) -> ProtocolResult:
     """Does a class that is given probability p turn out right in a fraction p of the cases?
@@ -119,8 +158,14 @@ def calibration(outputs: ModelOutputs) -> ProtocolResult:
     negative log-likelihood, both of which also reward being right. Probabilities are the softmax of the logits. NLL and
     Brier score are means over images and have intervals; the binned errors do not, since they are biased upwards if
     images are few, in arms alike.
+
+    With the option temperature the logits are first divided by one that is fitted on val.
     """
-    log_p, targets = outputs.logits.double().log_softmax(dim=1), outputs.targets
+    t = 1.0
+    if outputs.options.temperature is not None:
+        val = replace(outputs, split=outputs.options.temperature, _features={}, _logits=torch.empty(0))
+        t = fit_temperature(val.logits, val.targets)
+    log_p, targets = (outputs.logits.double() / t).log_softmax(dim=1), outputs.targets
     p = log_p.exp()
     nll, right = (values.gather(1, targets[:, None])[:, 0] for values in (-log_p, p))
     brier = (p**2).sum(dim=1) - 2 * right + 1
@@ -133,6 +178,8 @@ def calibration(outputs: ModelOutputs) -> ProtocolResult:
     }
     rows, metrics = reliability(confidence, correct, equal_width), {name: float(x.mean()) for name, x in errors.items()}
     result = means_of({"nll": nll.numpy(), "brier": brier.numpy()}, metrics, images=len(targets), reliability=rows)
+    if outputs.options.temperature is not None:
+        result = replace(result, detail={**result.detail, "temperature": t})
     return replace(result, per_image={**result.per_image, **errors})
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from vitmods.util.errors import UserError
 
@@ -22,6 +23,8 @@ class Options:
     """names of `vitmods.papers.corruptions`; None: the 15 that count in ImageNet-C"""
     severities: tuple[int, ...] = SEVERITIES
     """severities of each corruption, 1 to 5"""
+    temperature: Literal["val"] | None = None
+    """split on which one temperature is fitted that divides the logits before their calibration is measured; None: 1"""
     textures: Path | None = None
     """folder of the images that the corruption `frost` blends in; None: $VITMODS_FROST"""
 

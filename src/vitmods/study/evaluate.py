@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from vitmods.evals.accuracy import fit_temperature
 from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.options import Options
-from vitmods.evals.outputs import Progress, silent
+from vitmods.evals.outputs import ModelOutputs, Progress, silent
 from vitmods.evals.protocols import check_protocols
 from vitmods.stats.width import mean_over_seeds
 from vitmods.study.checkpoints import Checkpoint, seeds_in
@@ -23,6 +26,19 @@ from vitmods.util.text import listing
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
+
+
+def temperature_of(checkpoint: Checkpoint, batch_size: int = 64, device: str = "cpu") -> float:
+    """The temperature of a trial's logits, fitted on its val split. Raises UserError without one."""
+    dataset = load_images(checkpoint.settings, checkpoint.recipe, 0)
+    if "val" not in dataset.splits:
+        raise UserError(f"{checkpoint.source}: its images do not have a split val to fit a temperature on.")
+    task = make_task(checkpoint.settings.get("task", DEFAULT), checkpoint.recipe)
+    if task.target != "class" or not task.uses_head:
+        raise UserError(f"A temperature is for the logits of classes, which the task {task.name} does not have.")
+    model = checkpoint.model.to(device).eval()
+    outputs = ModelOutputs(model, dataset, "val", batch_size, torch.device(device), Options(), task)
+    return fit_temperature(outputs.logits, outputs.targets)
 
 
 def evaluate(
