@@ -205,8 +205,8 @@ class Finder:
         *folders, last = PurePosixPath(text).parts
         found = next(filter(None, map(self._ending_in.get, (last, cell(last), _loose(last), _loose(f"{last}.")))), [])
         for count in range(1, len(folders) + 1):  # the folder above it has to agree; those above that choose
-            above = "/".join(["", *folders[-count:]])
-            closer = [name for name in found if f"/{name}".rpartition("/")[0].endswith(above)]
+            above = "/".join(["", *folders[-count:]]).casefold()
+            closer = [name for name in found if f"/{name.casefold()}".rpartition("/")[0].endswith(above)]
             if not closer:
                 found = [] if count == 1 else found
                 break

@@ -71,7 +71,7 @@ class _Columns(NamedTuple):
     "path/to/labels.csv",
     "a table with the labels of each image, or the folder of a `labels.csv`",
     options=LABEL_OPTIONS[1:],
-    claims=lambda path: path.suffix.lower() in TABLES and path.suffix.lower() != ".txt" and not path.is_dir(),
+    claims=lambda path: path.suffix.lower() in {*TABLES, ".json"} - {".txt"} and not path.is_dir(),
 )
 def labels_csv(spec: Spec) -> Source:
     """The images that a table names, with any number of labels each. classes.txt next to it, one label a line, sets
@@ -297,9 +297,9 @@ def _columns(path: Path, header: list[str], rows: list[Row], options: Mapping[st
             words = {label for value in {*values} for label in _words(value, re.escape(sign))}
             if not any(map(re.compile("[;|]|^[\\[(]").search, values)) and len(words) < len({*values}):
                 raise UserError(
-                    f"The column {printable(labels[0])} of {file} has {len({*values})} labels, or several of {len(words)} "
-                    f"({first_of(sorted(map(printable, words)), 4)}) in a line. Add ?separator={word}, or =none for one "
-                    "label a line."
+                    f"The column {printable(labels[0])} of {file} has {len({*values})} labels, or several of "
+                    f"{len(words)} ({first_of(sorted(map(printable, words)), 4)}) in a line. Add ?separator={word}, "
+                    "or =none for one label a line."
                 )
     else:
         separator = {"space": r"\s+", "none": ""}.get(separator, re.escape(separator))
@@ -380,7 +380,8 @@ def table_of(tree: Tree, reading: Reading, where: str) -> Source | None:
         if of_splits and all("file_name" in read_rows(path)[0] for path, _ in of_splits):
             return labeled(where, folder, of_splits, {"file": "file_name"}, whole=True)
     classes = set(class_of.values())
-    lines = specifications(tree, where, class_of if len(classes) > 1 else {})
+    lines = [] if len(classes) > 1 else _of_splits(tree, where, places)
+    lines += specifications(tree, where, class_of if len(classes) > 1 else {})
     if not lines:
         return None
     folders = (
@@ -388,6 +389,28 @@ def table_of(tree: Tree, reading: Reading, where: str) -> Source | None:
     )
     said = f"A table in {where} says the labels of its images, and {folders}. Say which is meant:"
     raise UserError("\n".join([said, *lines, in_words(tree, reading, where)]))
+
+
+def _of_splits(tree: Tree, where: str, places: Mapping[str, Sequence[tuple[Tree, str]]]) -> list[str]:
+    """A line for tables that have the labels together: one in the folder of each split, or one that is called so."""
+    found = [
+        (_relative(tree, os.path.join(place.path, name)), split)
+        for split, some in {**places, "": [(tree, "")]}.items()
+        for place, _ in some
+        for name in place.others
+        if ending_of(name) in TABLES
+    ]
+    of_splits = [(name, split) for name, split in found if "/" in name]
+    of_splits = of_splits or [(name, word[0]) for name, _ in found if (word := split_word(stem_of(name)))]
+    if len({split for _, split in of_splits}) == len(of_splits) > 1:
+        with suppress(UserError):
+            folder, option = Path(tree.path), ",".join(f"{name}:{split}" for name, split in of_splits)
+            source = labeled(where, folder, [(folder / name, split) for name, split in of_splits], {}, whole=True)
+            counts = ", ".join(f"{len(part)} for {split}" for split, part in source.splits.items())
+            return [
+                f'  {first_of([*source.classes], 4)} ({counts}): --data "{where}?labels={quote(option, safe="/ :,")}"'
+            ]
+    return []
 
 
 def _relative(tree: Tree, path: str) -> str:
