@@ -393,15 +393,15 @@ def table_of(tree: Tree, reading: Reading, where: str) -> Source | None:
 
 def _of_splits(tree: Tree, where: str, places: Mapping[str, Sequence[tuple[Tree, str]]]) -> list[str]:
     """A line for tables that have the labels together: one in the folder of each split, or one that is called so."""
-    found = [
+    of_splits = [
         (_relative(tree, os.path.join(place.path, name)), split)
-        for split, some in {**places, "": [(tree, "")]}.items()
+        for split, some in places.items()
         for place, _ in some
         for name in place.others
-        if ending_of(name) in TABLES
+        if place is not tree and ending_of(name) in TABLES
     ]
-    of_splits = [(name, split) for name, split in found if "/" in name]
-    of_splits = of_splits or [(name, word[0]) for name, _ in found if (word := split_word(stem_of(name)))]
+    names = [name for name in tree.others if ending_of(name) in TABLES]
+    of_splits = of_splits or [(name, word[0]) for name in names if (word := split_word(stem_of(name)))]
     if len({split for _, split in of_splits}) == len(of_splits) > 1:
         with suppress(UserError):
             folder, option = Path(tree.path), ",".join(f"{name}:{split}" for name, split in of_splits)

@@ -459,8 +459,8 @@ def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], l
         if any(split == "train" and len(below.filled) > 1 for below, split in splits.items())
     ]
     if len(tops) > 1 and over and (divided or over == tops):
-        paths = dict.fromkeys(_below(top, below).rpartition("/")[0] for tree in over for below in splits_in[tree])
-        raise above(top, where, *(f"{where}/{printable(path)}" for path in paths))
+        inside = dict.fromkeys(_below(top, below).rpartition("/")[0] for tree in over for below in splits_in[tree])
+        raise above(top, where, *(f"{where}/{printable(path)}" for path in inside))
     if divided:  # the splits are in the classes
         paths = {_below(top, below): split for splits in divided.values() for below, split in splits.items()}
         starred = {re.sub("^[^/]+", "*", path): split for path, split in paths.items()}
