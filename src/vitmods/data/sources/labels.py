@@ -12,7 +12,7 @@ and by their names; options name others. An image with one label in every line i
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -260,7 +260,7 @@ def _columns(path: Path, header: list[str], rows: list[Row], options: Mapping[st
         direct = {name: sum(bool(find.direct(cell(row.get(name)))) for row in some) for name in ordered}
         images = [name for name in ordered if 2 * direct[name] > len(some)][:1]
     if not images and some:
-        found = {name: sum(_is_found(find, cell(row.get(name))) for row in some) for name in [*ordered, *header]}
+        found = {name: sum(bool(_find(find, cell(row.get(name)))) for row in some) for name in [*ordered, *header]}
         best = max(found, key=lambda name: found[name], default="")
         images = [best] if best and 2 * found[best] > len(some) else ordered[:1]
     if not images:
@@ -325,11 +325,12 @@ def _usual_labels(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> li
     return kept
 
 
-def _is_found(find: Paths, text: str) -> bool:
+def _find(find: Callable[[str], str | None], text: str) -> str | None:
+    """The image of a name, one of those that it may mean, or None."""
     try:
-        return bool(find(text))
+        return find(text)
     except ValueError:
-        return True
+        return text
 
 
 def _count(rows: Sequence[Mapping[str, Any]], name: str) -> int:
@@ -473,7 +474,7 @@ def _named_in(
                 found.append(finder.find(value))
             except ValueError:
                 found.append(None)
-        named = sum(bool(path) for path in found)
+        named = sum(map(bool, found))
         if 5 * named >= 4 * tree.count or (not most and 5 * named >= 4 * len(rows)):
             return column, found
     return "", []

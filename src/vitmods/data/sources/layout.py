@@ -319,23 +319,22 @@ def in_words(top: Tree, reading: Reading, where: str) -> str:
 class SeveralReadings(UserError):
     """A folder can be read in several ways."""
 
-    tree: Tree
-    where: str
+    def __init__(self, tree: Tree, where: str, text: str) -> None:
+        super().__init__(text)
+        self.tree, self.where = tree, where
 
 
 def ask(top: Tree, where: str, reason: str, *readings: Reading) -> SeveralReadings:
     """The error that shows the readings of a folder that fit."""
     lines = [in_words(top, reading, where) for reading in readings]
-    error = SeveralReadings("\n".join([f"{where} can be read in several ways: {reason} Say which is meant:", *lines]))
-    error.tree, error.where = top, where
-    return error
+    text = f"{where} can be read in several ways: {reason} Say which is meant:"
+    return SeveralReadings(top, where, "\n".join([text, *lines]))
 
 
 def above(top: Tree, where: str, *inside: str) -> SeveralReadings:
     """The error that names the folders inside of one that can be read."""
-    error = SeveralReadings(f"{where} is above the folders of the classes. Give {' or '.join(inside)}. {LAYOUT}")
-    error.tree, error.where = top, where
-    return error
+    text = f"{where} is above the folders of the classes. Give {' or '.join(inside)}. {LAYOUT}"
+    return SeveralReadings(top, where, text)
 
 
 def split_word(name: str) -> tuple[str, frozenset[str]] | None:
@@ -453,14 +452,12 @@ def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], l
     reading, notes, names = {".": "train"}, list[str](), _named(tops)
     splits_in = {tree: _splits_in(tree) for tree in tops}
     divided = {tree: splits for tree, splits in splits_in.items() if {*splits.values()} > {"train"}}
-    over = [
-        tree
-        for tree, splits in splits_in.items()
-        if any(split == "train" and len(below.filled) > 1 for below, split in splits.items())
-    ]
-    if len(tops) > 1 and over and (divided or over == tops):
-        inside = dict.fromkeys(_below(top, below).rpartition("/")[0] for tree in over for below in splits_in[tree])
-        raise above(top, where, *(f"{where}/{printable(path)}" for path in inside))
+    trains = {
+        tree: [b for b, split in splits_in[tree].items() if split == "train" and len(b.filled) > 1] for tree in tops
+    }
+    over = [_below(top, found[0]).rpartition("/")[0] for found in trains.values() if found]
+    if len(tops) > 1 and over and (divided or len(over) == len(tops)):
+        raise above(top, where, *(f"{where}/{printable(path)}" for path in over))
     if divided:  # the splits are in the classes
         paths = {_below(top, below): split for splits in divided.values() for below, split in splits.items()}
         starred = {re.sub("^[^/]+", "*", path): split for path, split in paths.items()}
