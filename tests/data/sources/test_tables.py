@@ -173,6 +173,7 @@ def test_a_table_of_classes_is_for_both_tasks(root):
         ("file,tags\na0,r s\na1,s t\na2,r t\nb0,r s t\n", "", r"4 labels, or several of 3 .*\?separator=space"),
         ('file,tags\na0,"r,s"\na1,"s,t"\na2,"r,t"\nb0,r\n', "", r"4 labels, or several of 3 .*\?separator=,"),
         ("file,age,r,s\na0,3,1,0\na1,3,0,1\na2,4,0,1\nb0,4,1,1\n", "", r"or \?label=r,s, a label each"),
+        ("file,r,s\na0,1,0\na1,-1,1\n", "?label=r,s", "has 1, 0 and -1"),
         ("file,r,s\na0,0.3,0.7\n", "?label=r,s", "has 0.3 in the column r, which is neither 1 nor 0"),
     ],
 )

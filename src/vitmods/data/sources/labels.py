@@ -51,7 +51,7 @@ _OF_GROUPS = re.compile("patient|subject|person|lesion|scene|video|burst", re.IG
 _SPLITS, _GROUPS = ("split", "subset", "partition", "set"), ("group",)
 _YES, _NO = {"1", "true", "yes", "x"}, {"0", "-1", "false", "no", ""}
 _NUMBER = re.compile(r"[+-]?\d*\.\d+(e[+-]?\d+)?")
-_SHOWN, _TRIED = 5, 100
+_SHOWN, _TRIED, _MOST_SPLITS = 5, 100, 10
 _NEARLY_ALL = 0.95
 
 
@@ -103,12 +103,12 @@ def labeled(
     for path, of_table in tables:
         header, rows = read_rows(path, CSV_LAYOUT)
         find.above = "." if "root" in options else os.path.relpath(path.parent, base)
-        if any(map(find.direct, header)):  # the first line is no header
+        if any("." in name and find.direct(name) for name in header):  # the first line is no header
             rows.insert(0, (1, dict(zip(header, header, strict=True))))
         columns, file = _columns(path, header, rows, options, find), printable(str(path))
         warnings += _unused(header, rows, columns)
         for line, row in rows:
-            text = _name(row or {}, columns.file)
+            text = "/".join(cell((row or {}).get(column)) for column in columns.file)
             try:
                 if row is None:
                     raise ValueError("is not a JSON object")
@@ -219,11 +219,6 @@ def _words(text: str, separator: str) -> list[str]:
     return [cell(word) for word in re.split(separator, text)] if separator else [text]
 
 
-def _name(row: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """What a row calls its image: the columns of its folders and of its name."""
-    return "/".join(cell(row.get(column)) for column in columns)
-
-
 def _unused(header: Sequence[str], rows: Sequence[Row], columns: _Columns) -> list[str]:
     """Sentences on columns that seem to have the splits or groups and are not used."""
     others = [name for name in header if name not in (*columns.file, *columns.labels, columns.split, columns.group)]
@@ -285,30 +280,33 @@ def _columns(path: Path, header: list[str], rows: list[Row], options: Mapping[st
         raise UserError(
             f"Which column of {file} has the labels? {wanted}Add ?label=COLUMN: {which or 'none'}{way}. {CSV_LAYOUT}"
         )
-    values = [cell(row.get(labels[0])) for row in objects]
+    values = {cell(row.get(name)) for row in objects for name in labels}
+    column = f"The column {printable(labels[0])} of {file} has"
+    if len(labels) > 1 and {"0", "-1"} <= values:
+        raise UserError(f"{column} 1, 0 and -1: write 0 or 1 for what is not known, or leave its lines out.")
     if not options.get("label") and any(map(_NUMBER.fullmatch, values)):
         raise UserError(
-            f"The column {printable(labels[0])} of {file} has {len({*values})} numbers with decimals, which are not "
-            "classes: name another by ?label=COLUMN, or write classes instead."
+            f"{column} {len(values)} numbers with decimals, which are not classes: name another by ?label=COLUMN, or "
+            "write classes instead."
         )
-    if not (separator := options.get("separator", "")) and len(labels) == 1:
-        separator = "[;|]"
-        for sign, word in ((",", ","), (" ", "space"), ("/", "/")):
-            words = {label for value in {*values} for label in _words(value, re.escape(sign))}
-            if not any(map(re.compile("[;|]|^[\\[(]").search, values)) and len(words) < len({*values}):
+    separator = options.get("separator", "" if len(labels) == 1 else "none")
+    if not separator and not any(map(re.compile(r"[;|]|^[\[(]").search, values)):
+        for sign, name in ((",", ","), (" ", "space"), ("/", "/")):
+            words = {word for value in values for word in _words(value, re.escape(sign))}
+            if len(words) < len(values):
                 raise UserError(
-                    f"The column {printable(labels[0])} of {file} has {len({*values})} labels, or several of "
-                    f"{len(words)} ({first_of(sorted(map(printable, words)), 4)}) in a line. Add ?separator={word}, "
-                    "or =none for one label a line."
+                    f"{column} {len(values)} labels, or several of {len(words)} "
+                    f"({first_of(sorted(map(printable, words)), 4)}) in a line. Add ?separator={name}, or =none for "
+                    "one label a line."
                 )
-    else:
-        separator = {"space": r"\s+", "none": ""}.get(separator, re.escape(separator))
+    separator = {"": "[;|]", "space": r"\s+", "none": ""}.get(separator, re.escape(separator))
     return _Columns(images, labels, split, group, separator)
 
 
 def _is_of_splits(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     """Whether the values of a column are splits, one of them train."""
-    words = {value: split_word(value) for value in {cell(row.get(name)) for row in rows}}
+    values = {cell(row.get(name)) for row in rows}
+    words = {value: split_word(value) for value in values if len(values) <= _MOST_SPLITS}
     said = {word[0] for word in words.values() if word}
     return all(words.values()) and "train" in said and len(said) > 1
 
