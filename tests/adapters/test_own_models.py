@@ -198,6 +198,20 @@ class Raw(nn.Module):
         return self.o(merge(weigh(*(split(x @ w) for w in self.w))))
 
 
+class Functional(nn.Module):
+    """One weight for queries, keys and values, and fused attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.o = nn.Parameter(torch.randn(3 * DIM, DIM) * 0.2), nn.Linear(DIM, DIM)
+
+    def forward(self, x):
+        q, k, v = map(split, F.linear(x, self.w).chunk(3, -1))
+        if NORMED[0]:
+            q, k = (F.layer_norm(y, y.shape[-1:], eps=1e-6) for y in (q, k))
+        return self.o(merge(F.scaled_dot_product_attention(q, k, v)))
+
+
 class Relu(Joint):
     """Attention without softmax."""
 
@@ -355,6 +369,32 @@ class ViT(nn.Module):
         return self.head(x.mean(1) if self.cls is None else x[:, 0])
 
 
+class Lossy(nn.Module):
+    """Leaves out branches of images in training, by a class of its own."""
+
+    def forward(self, x):
+        return x * (torch.rand(len(x), 1, 1) > 0.5) * 2 if self.training else x
+
+
+class LossyBlock(Block):
+    def __init__(self):
+        super().__init__()
+        self.lossy = Lossy()
+
+    def forward(self, x):
+        x = x + self.lossy(self.sa(self.ln_1(x)))
+        return x + self.lossy(self.ff(self.ln_2(x)))
+
+
+class BatchNormed(Block):
+    class OwnNorm(nn.BatchNorm1d):
+        def forward(self, x):
+            return super().forward(x.mT).mT
+
+    def __init__(self):
+        super().__init__(norm=self.OwnNorm)
+
+
 class Lists(ViT):
     """Branches in lists, whose residuals the model adds."""
 
@@ -366,6 +406,32 @@ class Lists(ViT):
         for norm1, attention, norm2, mlp in self.layers:
             x = x + attention(norm1(x))
             x = x + mlp(norm2(x))
+        return x
+
+
+class Dicts(Lists):
+    def make(self, block, settings):
+        lists, names = super().make(block, settings), ("norm1", "attention", "norm2", "mlp")
+        return nn.ModuleDict({f"layer_{i}": nn.ModuleDict(zip(names, part)) for i, part in enumerate(lists)})
+
+    def encode(self, x):
+        for part in self.layers.values():
+            x = x + part["attention"](part["norm1"](x))
+            x = x + part["mlp"](part["norm2"](x))
+        return x
+
+
+class TwoLists(ViT):
+    """All attentions in one list and all MLPs in another."""
+
+    def make(self, block, settings):
+        parts = ((PreNorm(Joint()), PreNorm(in_a_row())) for _ in range(2))
+        return nn.ModuleList(map(nn.ModuleList, zip(*parts)))
+
+    def encode(self, x):
+        for attention, mlp in zip(*self.layers):
+            x = x + attention(x)
+            x = x + mlp(x)
         return x
 
 
@@ -397,6 +463,7 @@ FORMS = {
     "convolutions, channels on axis 1": vit(attention=Convolutions),
     "the product in a module": vit(attention=Apart),
     "one head": vit(attention=OneHead),
+    "a weight without maps, fused": vit(attention=Functional),
     "weights without maps": vit(attention=Raw),
     "attention without softmax": vit(attention=Relu),
     "PyTorch's attention": vit(attention=PyTorch),
@@ -408,6 +475,9 @@ FORMS = {
     "attention in the block, three maps": vit(Written, maps=True),
     "residuals in a row": vit(InRow),
     "lists in the model": Lists,
+    "dicts in the model": Dicts,
+    "a list of attentions, one of MLPs": TwoLists,
+    "branches left out by chance": vit(LossyBlock),
     "PyTorch's encoder": lambda: Encoder(norm_first=True),
     "PyTorch's post-norm encoder": lambda: Encoder(norm_first=False),
     "gated MLP": vit(mlp=GLU),
@@ -429,7 +499,8 @@ REFUSED = {
 }
 ENDS = re.compile(
     r"(^|\.)(out|projection|W_O|lin4|linears\.3|back|join|o|end|d|three|down|mha\.out_proj|self_attn\.out_proj|linear2"
-    r"|ff\.3|net\.2|layers\.\d\.3\.3|inner\.inner\.3)$"
+    r"|ff\.3|net\.2|layers\.\d\.3\.3|inner\.inner\.3|layers\.1\.\d\.inner\.3"
+    r"|mlp\.3)$"
 )
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -447,7 +518,7 @@ def make(form, is_trained):
 def output(model, training, normed=False):
     NORMED[0] = normed
     for module in model.modules():
-        module.training = training and not isinstance(module, nn.Dropout)
+        module.training = training and not isinstance(module, nn.Dropout | Lossy)
         if isinstance(module, nn.MultiheadAttention):
             module.dropout = 0.0
     try:
@@ -563,3 +634,9 @@ def test_the_comparison_uses_the_example_of_the_change():
     example = torch.randn(3, 7, DIM)
     changed = vm.apply(model, vm.LayerScale(), example=example)
     assert "outputs on the example differ" in str(vm.diff(model, changed))
+
+
+def test_norms_of_other_kinds_in_the_blocks_are_named():
+    model = ViT(BatchNormed)
+    with pytest.raises(UserError, match=r"leave out layers\.0\.ln_1, a OwnNorm that it does not replace"):
+        vm.apply(model, *vm.parse_changes("norm(kind=rms,exact=false)"))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vitmods.layers.norms import NORMS
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead", "n_head", "heads")
+OTHER_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 JOINT = ("qkv", "query_key_value", "c_attn", "qkv_proj", "in_proj", "to_qkv", "Wqkv")
 QUERY = ("q_proj", "query", "q", "to_q", "q_lin", "wq", "q_linear", "linear_q", "projection_query")
@@ -115,7 +116,7 @@ class Anatomy:
         attention. A list of both (T5's) is part of a block."""
         if attention in self.written:
             return attention
-        for name in (n for n in ancestors(attention) if not isinstance(self.modules[n], nn.ModuleList)):
+        for name in (n for n in ancestors(attention) if not isinstance(self.modules[n], nn.ModuleList | nn.ModuleDict)):
             maps = (n for n in self.maps if is_below(n, name))
             if any(is_below(n, name) for n in self.mlps) or sum(not self._in_attention(n) for n in maps) >= 2:
                 return name
@@ -169,7 +170,7 @@ class Anatomy:
 
     def unknown_norms(self) -> list[str]:
         """Modules of blocks whose class is called a norm and is not one that is known."""
-        known = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.Identity)
+        known = (*OTHER_NORMS, nn.Identity)
         norms = [name for name in self.modules if self._is_norm(name)]
         return [
             name

@@ -199,7 +199,8 @@ class HeadSearch:
             for kind in ("thd", "htd"):
                 yield Layout(kind, (heads, heads), widths(maps[joint])[1] // (3 * heads), {joint: ("after_joint",)})
         # Where the projections are called, something may stand between them and the product, as norms or positions.
-        dim = self._head_dim(name, heads)
+        shapes = {attend.shape[-1] for attend in self._own(name) if attend.is_fused}
+        dim = shapes.pop() if len(shapes) == 1 else dim
         if dim and not (self.called and maps):
             yield Layout("sdpa", (heads, heads), dim, {"": ("before_attention", "after_attention")})
 

@@ -41,6 +41,7 @@ class Attend:
     around: tuple[str, ...]
     time: int
     shape: tuple[int, ...]
+    is_fused: bool
 
 
 class Timeline(TorchDispatchMode):
@@ -87,9 +88,9 @@ class Timeline(TorchDispatchMode):
             weights = args[0]
             mapped = weights.shape == shape and (args[1] % weights.ndim == axis or shape[axis] == 1)
             if not mapped and weights.ndim > 2 and (weights.ndim > 3 or min(weights.shape[1:]) > 1):
-                self.attends.append(Attend(tuple(self._stack), self._time, tuple(weights.shape)))
+                self.attends.append(Attend(tuple(self._stack), self._time, tuple(weights.shape), False))
         elif name.startswith("_scaled_dot_product") and args[0].ndim > 2:
-            self.attends.append(Attend(tuple(self._stack), self._time, tuple(args[0].shape)))
+            self.attends.append(Attend(tuple(self._stack), self._time, tuple(args[0].shape), True))
         return function(*args, **(kwargs or {}))
 
 
@@ -297,7 +298,8 @@ def _stem(anatomy: Anatomy, blocks: list[str], last: Mapping[str, int], dims: se
     """The projection of patches: the one map to the width of the stream that runs before the blocks; None for several
     layers. A map to another width makes positions."""
     maps = sorted((n for n in anatomy.maps if n in last), key=last.__getitem__)
-    first = next((i for i, n in enumerate(maps) if any(is_below(n, block) for block in blocks)), len(maps))
+    inside = [part for block in blocks for part in ([block] if block else [*anatomy.attentions, *anatomy.mlps])]
+    first = next((i for i, n in enumerate(maps) if any(is_below(n, part) for part in inside)), len(maps))
     modules = [(n, anatomy.modules[n]) for n in maps[:first]]
     convolutions = [n for n, m in modules if not isinstance(m, nn.Linear)]
     stem = convolutions or [n for n, m in modules if widths(m)[1] in dims]

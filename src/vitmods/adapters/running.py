@@ -42,13 +42,15 @@ def run(model: nn.Module, inputs: Inputs, gradients: bool = False, training: boo
 
 @contextmanager
 def steady(model: nn.Module, training: bool = False) -> Iterator[None]:
-    """Evaluation mode, or training mode without dropout, and the same random numbers whenever a model draws some
-    (masks); modes, buffers and the caller's random numbers are left as they were."""
+    """Evaluation mode, or training mode without dropout (modules without parts and weights, whatever they are called),
+    and the same random numbers whenever a model draws some (masks); modes, buffers and the caller's random numbers are
+    left as they were."""
     with torch.random.fork_rng(devices=[]), evaluating(model):
         torch.default_generator.manual_seed(0)  # `torch.manual_seed` would seed accelerators too, and leave them so
         kept = [(b, b.detach().clone()) for b in model.buffers()] if training else []  # BatchNorm's
         for module in model.modules() if training else ():
-            module.training = "drop" not in type(module).__name__.lower()
+            has_more = bool([*module.children(), *module.parameters(), *module.buffers()])
+            module.training = has_more and "drop" not in type(module).__name__.lower()
         try:
             yield
         finally:

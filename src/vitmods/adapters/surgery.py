@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters.anatomy import (
+    OTHER_NORMS,
     Anatomy,
     NormSite,
     count_heads,
@@ -551,6 +552,9 @@ class _Operation:
             in_front = reading and self.called.get(site.name, max(reading)) < min(reading)
             if site.role == "inside" and in_front and site not in sites:
                 left.append(f"{site.name}, which is inside attention and normalizes what it reads")
+        for block in (b for b in self.parts.blocks if not any(is_below(site.name, b) for site in sites)):
+            kept = ((n, m) for n, m in anatomy.modules.items() if is_below(n, block) and isinstance(m, OTHER_NORMS))
+            left += [f"{name}, a {type(module).__name__} that it does not replace" for name, module in kept]
         inside = {_alike(row.site.name): row.site.name for row in rows if not row.now and row.site.role == "inside"}
         counterparts = [inside[name] for site in sites if (name := _alike(site.name)) in inside]
         left += [f"{name}, and change its counterparts" for name in counterparts]
@@ -582,7 +586,8 @@ class _Operation:
             if self.inputs is not None:
                 self.removed += center_stream(anatomy, self.parts, self.called)
         except NotRecognized as error:
-            raise NotRecognized(f"'{self.change}' cannot be exact here: {error}. {INEXACT}") from None
+            why = str(error).removeprefix(f"'{self.change}': ").rstrip(".")
+            raise NotRecognized(f"'{self.change}' cannot be exact here: {why}. {INEXACT}") from None
         except NoEffect as error:
             raise NoEffect(f"'{self.change}' alters nothing: {error}.") from None
         for name, new in swaps.items():

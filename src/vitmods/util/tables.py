@@ -20,6 +20,7 @@ IMAGE_NAMES = "image file file_name filename image_id img path filepath image_pa
 _JSON = "JSON Lines in UTF-8"
 _DELIMITERS = ",;\t|"
 _SAMPLE = 1 << 14  # characters
+_OTHER_LETTERS = re.compile(r"[À-ÿ]{3}|[^\x00-\x7fÀ-ÖØ-öø-ÿŠŒŽšœžŸ€‘’“”–—…«»°²³µ·ºª§\xa0]")
 _WHOLE = re.compile(r"\s*([+-]?\d+)(\.0*)?\s*")
 
 Row = tuple[int, dict[str, Any] | None]
@@ -49,7 +50,8 @@ def read_rows(path: Path, layout: str = "", errors: str = "strict", delimiter: s
     Raises UserError: it cannot be read, or a line has more columns than the header. layout: a sentence for the errors.
     """
     name, layout, ending = printable(str(path)), f" {layout}" if layout else "", path.suffix.lower()
-    what = {".jsonl": _JSON, ".ndjson": _JSON, ".parquet": "Parquet"}.get(ending, "a CSV file in UTF-8")
+    kinds = {".jsonl": _JSON, ".ndjson": _JSON, ".json": "a JSON list of rows", ".parquet": "Parquet"}
+    what = kinds.get(ending, "a CSV file in UTF-8")
     with explaining(lambda error: f"{name} cannot be read as {what}: {error}.{layout}", OSError, ValueError, csv.Error):
         raw = read_bytes(path, "text")
         if what == "Parquet":
@@ -60,26 +62,36 @@ def read_rows(path: Path, layout: str = "", errors: str = "strict", delimiter: s
             except ArrowException as error:
                 raise ValueError(error) from error
             return table.column_names, list(enumerate(table.to_pylist(), 1))
-        if what == _JSON:
-            text = raw.decode("utf-8-sig")
-            rows = [(number, _object(line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        if "JSON" in what:
+            text, rows = raw.decode("utf-8-sig"), list[Row]()
+            if what == _JSON:
+                rows = [(number, _object(line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+            else:
+                content = parse_json(text)
+                if isinstance(content, dict) and not any(isinstance(v, dict | list) for v in content.values()):
+                    content = [{"file": name, "label": value} for name, value in content.items()]
+                if not isinstance(content, list):
+                    raise ValueError("it is not a list of rows, or names and their labels")
+                rows = [(number, row if isinstance(row, dict) else None) for number, row in enumerate(content, 1)]
             return list(dict.fromkeys(column for _, row in rows for column in row or ())), rows
+        if raw.startswith((b"PK\3\4", b"\xd0\xcf\x11\xe0")):
+            raise ValueError("it is a workbook: save it as CSV")
         return _csv_rows(_decoded(raw, errors), name, layout, delimiter)
 
 
 def _decoded(raw: bytes, errors: str) -> str:
-    """UTF-8, UTF-16 with its mark, or what Windows writes in the West."""
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return raw.decode("utf-16")
+    """UTF-8, UTF-16, or what Windows writes in the West: of its letters at most two stand together beyond ASCII."""
+    marks = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+    if how := marks.get(raw[:2]) or {b"\0": "utf-16-be"}.get(raw[:1]) or {b"\0": "utf-16-le"}.get(raw[1:2]):
+        return raw.decode(how)
     try:
         return raw.decode("utf-8-sig", errors)
     except UnicodeDecodeError as error:
-        if b"\0" in raw:
-            raise
-        try:
-            return raw.decode("cp1252")
-        except UnicodeDecodeError:
-            raise error from None
+        with suppress(UnicodeDecodeError):
+            text = raw.decode("cp1252")
+            if b"\0" not in raw and not _OTHER_LETTERS.search(text):
+                return text
+        raise error
 
 
 def _object(line: str) -> dict[str, Any] | None:
@@ -91,25 +103,30 @@ def _object(line: str) -> dict[str, Any] | None:
 
 
 def _csv_rows(text: str, name: str, layout: str, delimiter: str) -> tuple[list[str], list[Row]]:
+    strict = not delimiter
+    if match := re.match(r"sep=(.)\r?\n", text):  # a line of Excel's
+        text, delimiter = text[match.end() :], match[1]
     first = next((line for line in io.StringIO(text, newline="") if line.strip()), "")
     counts = {mark: len(next(csv.reader([first], delimiter=mark), [])) for mark in delimiter or _DELIMITERS}
     most = [mark for mark in counts if counts[mark] == max(counts.values())]
     if len(most) > 1 and counts[most[0]] > 1:
         with suppress(csv.Error):  # the lines do not decide it
             most = [csv.Sniffer().sniff(text[:_SAMPLE], "".join(most)).delimiter]
-    how: dict[str, Any] = {"delimiter": most[0], "strict": not delimiter, "skipinitialspace": most[0] != "\t"}
+    how: dict[str, Any] = {"delimiter": most[0], "strict": strict, "skipinitialspace": most[0] != "\t"}
+    if not delimiter and max(counts.values()) < 2 and len(first.split()) > 1:
+        how["delimiter"] = " "
     reader = csv.reader(io.StringIO(text, newline=""), **how)
     header, rows = list[str](), list[Row]()
     for values in reader:
         if not any(value.strip() for value in values):
             continue
         if not header:
-            header = [value.strip() for value in values]
+            header = [value.strip() or f"column {number}" for number, value in enumerate(values, 1)]
             if len(header) > MOST_COLUMNS:
                 raise ValueError(f"it has more than {MOST_COLUMNS:,} columns")
             continue
         if any(values[len(header) :]):
-            mark = {"\t": "tab", ",": "comma", ";": "semicolon"}.get(most[0], most[0])
+            mark = {"\t": "tab", ",": "comma", ";": "semicolon", " ": "space"}.get(how["delimiter"], most[0])
             raise UserError(
                 f"Line {reader.line_num} of {name} has more columns than its first line: remove the extra {mark}, or "
                 f"put the value that has it in double quotes.{layout}"
@@ -162,6 +179,13 @@ def renamed(header: Iterable[str], same: Mapping[str, str]) -> dict[str, str]:
     return names
 
 
+def _loose(name: str) -> str:
+    """The name of a file without differences of case, and without its ending and zeros in front where it is a number:
+    spreadsheets take these away. The slash tells such a name from those of files."""
+    stem, dot, _ = name.rpartition(".")
+    return f"/{stem.lstrip('0') or '0'}" if dot and stem.isdigit() else f"/{name.casefold()}"
+
+
 class Finder:
     """Finds images by what a table calls them: the path, its end, or either without the ending of the file."""
 
@@ -170,7 +194,7 @@ class Finder:
         self._ending_in: dict[str, list[str]] = {}
         for name in ids:
             last = name.rpartition("/")[2]
-            for key in {last, last.rpartition(".")[0] or last}:
+            for key in {last, last.rpartition(".")[0] or last, _loose(last)}:
                 self._ending_in.setdefault(key, []).append(name)
 
     def find(self, text: str) -> str | None:
@@ -179,10 +203,10 @@ class Finder:
         if text in self._ids or not text:
             return text or None
         *folders, last = PurePosixPath(text).parts
-        found = self._ending_in.get(last) or self._ending_in.get(cell(last)) or []
+        found = next(filter(None, map(self._ending_in.get, (last, cell(last), _loose(last), _loose(f"{last}.")))), [])
         for count in range(1, len(folders) + 1):  # the folder above it has to agree; those above that choose
-            above = "/".join(["", *folders[-count:]])
-            closer = [name for name in found if f"/{name}".rpartition("/")[0].endswith(above)]
+            above = "/".join(["", *folders[-count:]]).casefold()
+            closer = [name for name in found if f"/{name.casefold()}".rpartition("/")[0].endswith(above)]
             if not closer:
                 found = [] if count == 1 else found
                 break

@@ -317,8 +317,107 @@ PUBLIC = {
         "1 2: test 6, train 12",
         "?splits=test:test,train:train,extra:train",
     ),
+    "Monkeys": (
+        "training/training/{n0,n1}/n{0-3}.jpg validation/validation/{n0,n1}/n{4-6}.jpg",
+        {"monkey_labels.txt": "Label, Latin Name , Common Name\nn0 , alouatta_palliata , mantled_howler\n"},
+        "n0 n1: train 8, val 6",
+        "",
+    ),
+    "Vehicles with a sample": (
+        "Dataset/{train,test}/{Bus,Car}/{0-3}.jpg sample/x.png",
+        {},
+        "Bus Car: test 8, train 8",
+        "/Dataset",
+    ),
+    "Casting": (
+        "a/a/{train,test}/{def_front,ok_front}/c{0-3}.jpeg b/b/{def_front,ok_front}/c{0-3}.jpeg",
+        {},
+        "def_front ok_front: test 8, train 8",
+        "/a/a",
+    ),
+    "SIIM melanoma": (
+        "jpeg/train/I_{0-9}.jpg jpeg/test/I_{10-13}.jpg",
+        {
+            "train.csv": table(
+                "image_name,patient_id,diagnosis,target", *rows("I_{0-9}", "IP_1,nevus,0", "IP_2,none,0", "IP_3,mel,1")
+            )
+        },
+        "0 1: train 10",
+        "?labels=train.csv&file=image_name&label=target&group=patient_id",
+    ),
+    "Roboflow, tables in splits": (
+        "{train,valid}/im_jpg.rf.{100-105}.jpg",
+        {
+            f"{split}/_classes.csv": table("filename, cat, dog", *rows("im_jpg.rf.{100-105}.jpg", " 1, 0", " 0, 1"))
+            for split in ("train", "valid")
+        },
+        "cat dog: train 6, val 6",
+        "?labels=train/_classes.csv:train,valid/_classes.csv:val",
+    ),
+    "a table for each split": (
+        "pictures/{0-9}.jpg",
+        {
+            "train.csv": table("id,label", *rows("{0-5}", "cat", "dog")),
+            "test.csv": table("id,label", *rows("{6-9}", "cat", "dog")),
+        },
+        "cat dog: test 4, train 6",
+        "?labels=test.csv:test,train.csv:train",
+    ),
+    "ImageNet-V2 as folders": (
+        "test/{0,1}/{0-2}.jpg",
+        {},
+        "0 1: test 6",
+        "?splits=test:test",
+    ),
+    "classes in the names of splits": (
+        "{train_cats,train_dogs,val_cats,val_dogs}/{0-3}.jpg",
+        {},
+        "cats dogs: train 8, val 8",
+        "?splits=train_*:train,val_*:val",
+    ),
+    "CycleGAN": (
+        "{trainA,trainB,testA,testB}/{0-3}.jpg",
+        {},
+        "A B: test 8, train 8",
+        "?splits=test*:test,train*:train",
+    ),
+    "splits in the classes": (
+        "cats/cats_{train,test}/{0-3}.jpg dogs/dogs_{train,test}/{0-3}.jpg",
+        {},
+        "cats dogs: test 8, train 8",
+        "?splits=*/cats_test:test,*/cats_train:train,*/dogs_test:test,*/dogs_train:train",
+    ),
+    "splits deep in the classes": (
+        "{cat,dog}/images/{train,test}/{0-3}.jpg",
+        {},
+        "cat dog: test 8, train 8",
+        "?splits=*/images/test:test,*/images/train:train",
+    ),
+    "splits in one class": (
+        "cat/{train,test}/{0-3}.jpg dog/{0-3}.jpg",
+        {},
+        "cat dog: train 12",
+        "?splits=none",
+    ),
+    "splits in other languages": (
+        "{entrainement,validation}/{chat,chien}/{0-2}.png",
+        {},
+        "chat chien: train 6, val 6",
+        "?splits=validation:val,entrainement:train",
+    ),
 }
 ORDINARY = {
+    "test results": ("{test_negative,test_positive}/{0-2}.png", {}, "test_negative test_positive: train 6"),
+    "kinds of training": (
+        "{strength_training,cardio_training,yoga}/{0-2}.png",
+        {},
+        "cardio_training strength_training yoga: train 9",
+    ),
+    "real and fake faces": ("{training_fake,training_real}/{0-2}.jpg", {}, "training_fake training_real: train 6"),
+    "valid and invalid": ("{valid,invalid}/{0-2}.png", {}, "invalid valid: train 6"),
+    "names in Chinese": ("{猫,狗,训练}/{0-2}.png", {}, "狗 猫 训练: train 9"),
+    "dots and blanks": ("{v1.0,U.S.A,black~cat,dog.jpg}/{0-2}.png", {}, "U.S.A black cat dog.jpg v1.0: train 12"),
+    "one image a class": ("{a1,b2,c3}/x.png", {}, "a1 b2 c3: train 3"),
     "two classes": ("{cat,dog}/{0-2}.png", {}, "cat dog: train 6"),
     "classes with numbers": ("{c0,c1}/{0-2}.png", {}, "c0 c1: train 6"),
     "digits": ("{0,1,2}/{0-2}.png", {}, "0 1 2: train 9"),
@@ -408,6 +507,21 @@ ORDINARY = {
     "what a Mac adds": ("{cat,dog}/{0-2}.png __MACOSX/{cat,dog}/._{0-2}.png .DS_Store", {}, "cat dog: train 6"),
     "files without ending": ("{cat,dog}/{0-2}.png cat/Makefile", {}, "cat dog: train 6"),
 }
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ("{cat,dog,test}/{0-2}.png", 1),
+        ("{bus,car,unlabeled}/{0-2}.png", 1),
+        ("{cat,test}/{0-2}.png", 0),
+        ("{train,test}/{cat,dog,test}/{0-2}.png", 0),
+    ],
+)
+def test_a_class_that_is_called_as_a_split_is_named(tmp_path, files, count):
+    draw(tmp_path, files)
+    notes = [text for text in open_source(tmp_path).warnings if "was read as a class" in text]
+    assert len(notes) == count
 
 
 def test_there_are_enough():

@@ -62,6 +62,31 @@ SAME = {
         lines("image_id,cat,dog", lambda n, c: f"{n},{'1,-1' if c == 'cat' else '-1,1'}"),
         "",
     ),
+    "of Excel": ("labels.csv", "sep=;\r\n" + lines("file;label", "{};{}\r".format), ""),
+    "UTF-16 without its mark": ("labels.csv", lines("file,label", "{},{}".format).encode("utf-16-le"), ""),
+    "with numbers of rows": ("labels.csv", lines(",file,label", lambda n, c: f"{len(n)},{n},{c}"), ""),
+    "without header": ("labels.csv", lines("", "{},{}".format).lstrip(), ""),
+    "blanks between, without header": ("all.tsv", lines("", "{} {}".format).lstrip(), ""),
+    "other case": ("labels.csv", lines("file,label", lambda n, c: f"{n.upper()},{c}"), ""),
+    "true and false": (
+        "labels.csv",
+        lines("file,cat,dog", lambda n, c: f"{n},{'TRUE,FALSE' if c == 'cat' else 'FALSE,TRUE'}"),
+        "",
+    ),
+    "marks": ("labels.csv", lines("file,cat,dog", lambda n, c: f"{n},{'x,' if c == 'cat' else ',x'}"), ""),
+    "numbers and names": ("labels.csv", lines("file,label,class", lambda n, c: f"{n},{c == 'dog':d},{c}"), ""),
+    "folder and name": (
+        "labels.csv",
+        lines("folder,name,label", lambda n, c: f"img,{n[4:]},{c}"),
+        "?file=folder,name",
+    ),
+    "lists in cells": ("labels.csv", lines("file,labels", "{},['{}']".format), ""),
+    "a JSON list": (
+        "all.json",
+        json.dumps([{"file": name, "label": label} for name, label in zip(NAMES, CLASS)]),
+        "",
+    ),
+    "a JSON object": ("all.json", json.dumps(dict(zip(NAMES, CLASS))), ""),
     "from another folder": ("tables/all.csv", lines("file,label", lambda n, c: f"{n[4:]},{c}"), "?root=../img"),
     "JSON Lines": ("all.jsonl", lines("", lambda n, c: json.dumps({"file_name": n, "label": c})), ""),
     "lists": ("all.jsonl", lines("", lambda n, c: json.dumps({"file_name": n, "labels": [c]})), ""),
@@ -143,6 +168,13 @@ def test_a_table_of_classes_is_for_both_tasks(root):
         ("file,label\n", "?root=nowhere", r"the folder .*nowhere does not exist: correct root"),
         ("file,label\n1.png,cat\n", "", r"line 2: 1.png is missing"),
         ("file,label\na0,cat\nimg/a0.png,cat\n", "", r"line 3: img/a0.png is named a second time"),
+        ("file,label,class\na0,0,cat\na1,0,dog\na2,1,fox\n", "", r"class \(3 values\), label \(2 values\)"),
+        ("file,label\na0,1.5\na1,2.5\n", "", "2 numbers with decimals, which are not classes"),
+        ("file,tags\na0,r s\na1,s t\na2,r t\nb0,r s t\n", "", r"4 labels, or several of 3 .*\?separator=space"),
+        ('file,tags\na0,"r,s"\na1,"s,t"\na2,"r,t"\nb0,r\n', "", r"4 labels, or several of 3 .*\?separator=,"),
+        ("file,age,r,s\na0,3,1,0\na1,3,0,1\na2,4,0,1\nb0,4,1,1\n", "", r"or \?label=r,s, a label each"),
+        ("file,r,s\na0,1,0\na1,-1,1\n", "?label=r,s", "has 1, 0 and -1"),
+        ("file,r,s\na0,0.3,0.7\n", "?label=r,s", "has 0.3 in the column r, which is neither 1 nor 0"),
     ],
 )
 def test_what_is_not_clear_is_asked(root, table, option, words):
@@ -151,6 +183,63 @@ def test_what_is_not_clear_is_asked(root, table, option, words):
     write_files(root, {"x.csv": table})
     with pytest.raises(UserError, match=words):
         open_source(f"{root / 'x.csv'}{option}")
+
+
+LEFT = "3 images without a label were left out."
+SAID = {
+    "labels divided by blanks": ("file,tags\na0,r s\na1,s t\na2,r t\n", "?separator=space", "r s t: train 3", ""),
+    "one label of words": (
+        "file,tags\na0,r s\na1,s t\na2,r t\nb0,r\n",
+        "?separator=none",
+        "r r s r t s t: train 4",
+        "",
+    ),
+    "splits by another name": (
+        "file,label,Usage\na0,cat,Training\nb0,dog,Training\na1,cat,PublicTest\n",
+        "",
+        "cat dog: test 1, train 2",
+        "",
+    ),
+    "images without labels": ("file,label\na0,cat\nb0,dog\na1,\na2,\nb1,\n", "", "cat dog: train 2", LEFT),
+    "images of test without labels": (
+        "file,label,split\na0,cat,train\nb0,dog,train\na1,,test\na2,,test\nb1,,test\n",
+        "",
+        "cat dog: train 2",
+        LEFT,
+    ),
+    "numbers of splits": (
+        "file,label,partition\na0,cat,0\nb0,dog,1\n",
+        "",
+        "cat dog: train 2",
+        "The column partition was not used",
+    ),
+    "patients": (
+        "file,label,patient_id\na0,cat,4\nb0,dog,5\na1,cat,4\n",
+        "",
+        "cat dog: train 3",
+        "write group=patient_id",
+    ),
+    "scores": ("file,label,score\na0,cat,0.5\nb0,dog,0.5\na1,cat,0.5\n", "", "cat dog: train 3", ""),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_read_and_what_is_said(root, name):
+    table, option, meant, said = SAID[name]
+    write_files(root, {"x.csv": table})
+    source = open_source(f"{root / 'x.csv'}{option}")
+    splits = ", ".join(f"{split} {count}" for split, count in sorted(counts(source).items()))
+    assert f"{' '.join(source.classes)}: {splits}" == meant
+    assert len(source.warnings) == bool(said)
+    assert said in "".join(source.warnings)
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "shift-jis", "cp1251"])
+def test_labels_in_other_encodings_are_refused(root, encoding):
+    word = {"gbk": "猫咪", "shift-jis": "ネコ科", "cp1251": "кошка"}[encoding]
+    write_files(root, {"x.csv": f"file,label\na0,{word}\nb0,dog\n".encode(encoding)})
+    with pytest.raises(UserError, match="cannot be read as a CSV file in UTF-8"):
+        open_source(root / "x.csv")
 
 
 def test_names_that_could_be_two_images_are_asked(tmp_path):
@@ -169,6 +258,8 @@ def test_names_that_could_be_two_images_are_asked(tmp_path):
         (r"b\1.png", "b/1.png"),
         ("2.0", "a/2.png"),
         ("c/1", None),
+        ("0002", "a/2.png"),
+        ("A/2.PNG", "a/2.png"),
     ],
 )
 def test_names_of_images(text, found):

@@ -12,7 +12,7 @@ and by their names; options name others. An image with one label in every line i
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,25 +41,29 @@ from vitmods.util.tables import IMAGE_NAMES, TABLES, Finder, Row, cell, read_row
 from vitmods.util.text import first_of
 
 CSV = "labels.csv"
-LABEL_OPTIONS = ("labels", "file", "label", "group", "split", "root")
+LABEL_OPTIONS = ("labels", "file", "label", "separator", "group", "split", "root")
 CSV_LAYOUT = 'Its first line is "file,labels" or "file,labels,split", with labels separated by ; or |, not by commas.'
 _LABELS = (
     *("labels", "label", "class", "classes", "class_name", "label_name", "category", "categories", "target", "tags"),
     *("species", "breed", "diagnosis", "dx"),
 )
+_OF_GROUPS = re.compile("patient|subject|person|lesion|scene|video|burst", re.IGNORECASE)
 _SPLITS, _GROUPS = ("split", "subset", "partition", "set"), ("group",)
-_YES, _NO = {"1", "true", "True"}, {"0", "-1", "false", "False", ""}
-_SHOWN, _TRIED = 5, 100
+_YES, _NO = {"1", "true", "yes", "x"}, {"0", "-1", "false", "no", ""}
+_NUMBER = re.compile(r"[+-]?\d*\.\d+(e[+-]?\d+)?")
+_SHOWN, _TRIED, _MOST_SPLITS = 5, 100, 10
 _NEARLY_ALL = 0.95
 
 
 class _Columns(NamedTuple):
-    """The columns of a table: of the image, of its labels (several: one each), of its split and its group, or ""."""
+    """The columns of a table: of the image (folders first), of its labels (several: one each), of its split and its
+    group, or ""; and what divides labels in one column."""
 
-    file: str
+    file: list[str]
     labels: list[str]
     split: str
     group: str
+    separator: str
 
 
 @data_source(
@@ -67,7 +71,7 @@ class _Columns(NamedTuple):
     "path/to/labels.csv",
     "a table with the labels of each image, or the folder of a `labels.csv`",
     options=LABEL_OPTIONS[1:],
-    claims=lambda path: path.suffix.lower() in TABLES and path.suffix.lower() != ".txt" and not path.is_dir(),
+    claims=lambda path: path.suffix.lower() in {*TABLES, ".json"} - {".txt"} and not path.is_dir(),
 )
 def labels_csv(spec: Spec) -> Source:
     """The images that a table names, with any number of labels each. classes.txt next to it, one label a line, sets
@@ -95,13 +99,16 @@ def labeled(
     base, listed, wrong = folder / options.get("root", ""), class_names(tables[0][0].parent / CLASSES), list[str]()
     if not base.is_dir():
         raise UserError(f'"{spec}": the folder {printable(str(base))} does not exist: correct root.')
-    images, find = dict[str, _Entry](), Paths(base)
+    images, find, warnings, without = dict[str, _Entry](), Paths(base), list[str](), 0
     for path, of_table in tables:
         header, rows = read_rows(path, CSV_LAYOUT)
         find.above = "." if "root" in options else os.path.relpath(path.parent, base)
+        if any("." in name and find.direct(name) for name in header):  # the first line is no header
+            rows.insert(0, (1, dict(zip(header, header, strict=True))))
         columns, file = _columns(path, header, rows, options, find), printable(str(path))
+        warnings += _unused(header, rows, columns)
         for line, row in rows:
-            text = cell((row or {}).get(columns.file))
+            text = "/".join(cell((row or {}).get(column)) for column in columns.file)
             try:
                 if row is None:
                     raise ValueError("is not a JSON object")
@@ -116,6 +123,7 @@ def labeled(
                 if listed and (strange := sorted(labels.difference(listed))):
                     near = nearest(strange[0], listed)
                     raise ValueError(f"has the label {printable(strange[0])}. {near} ({CLASSES})")
+                without += not labels
                 images[found] = _Entry(split, labels, cell(row.get(columns.group)))
             except ValueError as error:
                 where = f"line {line} of {file}" if len(tables) > 1 else f"line {line}"
@@ -126,6 +134,9 @@ def labeled(
         more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         lines = "".join(f"\n  {text}" for text in wrong[:_SHOWN])
         raise UserError(f"{spec} cannot be used as it is ({len(wrong)} lines):{lines}{more}")
+    if len(columns.labels) == 1 and without and all(len(entry.labels) < 2 for entry in images.values()):
+        images = {image: entry for image, entry in images.items() if entry.labels}
+        warnings.append(f"{without:,} images without a label were left out.")
     folders = {image: split_named(image.partition("/")[0]) or "" for image in images}
     if not any(entry.split for entry in images.values()) and all(folders.values()) and "train" in folders.values():
         images = {image: entry._replace(split=folders[image]) for image, entry in images.items()}
@@ -147,9 +158,8 @@ def labeled(
             label_sets=None if is_class else sets,
             groups=tuple(images[image].group or image for image in ids) if any(images[i].group for i in ids) else None,
         )
-    warnings = []
-    if whole and (left := find.tree().count - len(images)) > 0:
-        warnings = [f"{left:,} images in {printable(str(base))} that the table does not name were left out."]
+    if whole and (left := find.tree().count - len(images) - without) > 0:
+        warnings += [f"{left:,} images in {printable(str(base))} that the table does not name were left out."]
     first = tables[0][0]
     name = printable(folder.resolve().name if whole or first.name == CSV else first.stem)
     source = Source(name, tuple(map(printable, classes)), splits, warnings, target="class" if is_class else "labels")
@@ -190,9 +200,38 @@ class Paths:
 
 def _labels(row: Mapping[str, Any], columns: _Columns) -> frozenset[str]:
     if len(columns.labels) > 1:
-        return frozenset(name for name in columns.labels if cell(row.get(name)) in _YES)
-    words = re.split("[;|]", cell(row.get(columns.labels[0])))
-    return frozenset(cell(word) for word in words) - {""}
+        values = {name: cell(row.get(name)).lower() for name in columns.labels}
+        if other := next((name for name, value in values.items() if value not in _YES | _NO), None):
+            raise ValueError(
+                f"has {printable(values[other])} in the column {printable(other)}, which is neither 1 nor 0"
+            )
+        return frozenset(name for name, value in values.items() if value in _YES)
+    value = row.get(columns.labels[0])
+    if isinstance(value, dict):
+        raise ValueError(f"has an object as its label ({printable(str(value))[:60]})")
+    return frozenset(_words(cell(value), columns.separator)) - {""}
+
+
+def _words(text: str, separator: str) -> list[str]:
+    """The labels in a cell, which may be a list as Python and JSON write it."""
+    if re.fullmatch(r"[\[(].*[\])]", text):
+        return [cell(word.strip().strip("'\"")) for word in text[1:-1].split(",")]
+    return [cell(word) for word in re.split(separator, text)] if separator else [text]
+
+
+def _unused(header: Sequence[str], rows: Sequence[Row], columns: _Columns) -> list[str]:
+    """Sentences on columns that seem to have the splits or groups and are not used."""
+    others = [name for name in header if name not in (*columns.file, *columns.labels, columns.split, columns.group)]
+    values = {name: [cell(row.get(name)) for _, row in rows if row is not None] for name in others}
+    texts = []
+    for name, some in values.items():
+        if not columns.split and len({*some}) > 1 and (name.lower() in _SPLITS[:-1] or split_word(name)):
+            texts.append(f"The column {printable(name)} was not used: splits are called train, val and test there.")
+        elif not columns.group and (_are_groups(some) or (_OF_GROUPS.search(name) and len({*some}) < len(some))):
+            texts.append(
+                f"The column {printable(name)} may say which images belong together: write group={printable(name)}."
+            )
+    return texts
 
 
 def _columns(path: Path, header: list[str], rows: list[Row], options: Mapping[str, str], find: Paths) -> _Columns:
@@ -211,39 +250,85 @@ def _columns(path: Path, header: list[str], rows: list[Row], options: Mapping[st
 
     objects = [row for _, row in rows if row is not None]
     some = objects[:: max(1, len(objects) // _TRIED)]
-    if not (image := "".join(given("file"))):
+    if not (images := given("file")):
         ordered = [names[word] for word in IMAGE_NAMES if word in names]
-        paths = {name: sum(bool(find.direct(cell(row.get(name)))) for row in some) for name in ordered}
-        image = next((name for name in ordered if 2 * paths[name] > len(some)), "")
-    if not image and some:
-        found = {name: sum(_is_found(find, cell(row.get(name))) for row in some) for name in [*ordered, *header]}
+        direct = {name: sum(bool(find.direct(cell(row.get(name)))) for row in some) for name in ordered}
+        images = [name for name in ordered if 2 * direct[name] > len(some)][:1]
+    if not images and some:
+        found = {name: sum(bool(_find(find, cell(row.get(name)))) for row in some) for name in [*ordered, *header]}
         best = max(found, key=lambda name: found[name], default="")
-        image = best if best and 2 * found[best] > len(some) else ""
-    if not (image := image or usual(IMAGE_NAMES)):
+        images = [best] if best and 2 * found[best] > len(some) else ordered[:1]
+    if not images:
         raise UserError(
             f"Which column of {file} names the images? Add ?file=COLUMN; it has {printable(', '.join(header))}. "
             f"{CSV_LAYOUT}"
         )
-    split, group = ("".join(given("split")) or usual(_SPLITS), "".join(given("group")) or usual(_GROUPS))
-    if split.lower() in _SPLITS[1:] and not options.get("split"):  # words that have other meanings
-        split = split if all(split_word(cell(row.get(split))) for row in objects) else ""
-    labels = given("label")
-    others = [name for name in header if name not in (image, split, group)]
-    labels = labels or [name for name in [usual(_LABELS)] if name in others] or label_columns(objects, others)
+    rest = [name for name in header if name not in images]
+    split, group = (
+        "".join(given(option)) or usual(words) for option, words in (("split", _SPLITS), ("group", _GROUPS))
+    )
+    if not options.get("split"):  # words that have other meanings, and columns of other names
+        said = [split, *rest] if split.lower() not in _SPLITS[:1] else []
+        split = next((name for name in said if _is_of_splits(objects, name)), "") if said else split
+    others = [name for name in rest if name not in (split, group)]
+    labels = given("label") or _usual_labels(objects, others) or label_columns(objects, others)
     if not labels or (len(labels) > 1 and not options.get("label") and not _is_one_hot(objects, labels)):
         which = first_of([f"{printable(name)} ({_count(objects, name):,} values)" for name in labels or others], 6)
+        several = [name for name in others if _is_one_hot(objects, [name, name])]
+        way = f"; or ?label={printable(','.join(several))}, a label each" if len(several) > 1 else ""
         wanted = "" if others else "labels is missing. "
         raise UserError(
-            f"Which column of {file} has the labels? {wanted}Add ?label=COLUMN: {which or 'none'}. {CSV_LAYOUT}"
+            f"Which column of {file} has the labels? {wanted}Add ?label=COLUMN: {which or 'none'}{way}. {CSV_LAYOUT}"
         )
-    return _Columns(image, labels, split, group)
+    values = {cell(row.get(name)) for row in objects for name in labels}
+    column = f"The column {printable(labels[0])} of {file} has"
+    if len(labels) > 1 and {"0", "-1"} <= values:
+        raise UserError(f"{column} 1, 0 and -1: write 0 or 1 for what is not known, or leave its lines out.")
+    if not options.get("label") and any(map(_NUMBER.fullmatch, values)):
+        raise UserError(
+            f"{column} {len(values)} numbers with decimals, which are not classes: name another by ?label=COLUMN, or "
+            "write classes instead."
+        )
+    separator = options.get("separator", "" if len(labels) == 1 else "none")
+    if not separator and not any(map(re.compile(r"[;|]|^[\[(]").search, values)):
+        for sign, name in ((",", ","), (" ", "space"), ("/", "/")):
+            words = {word for value in values for word in _words(value, re.escape(sign))}
+            if len(words) < len(values):
+                raise UserError(
+                    f"{column} {len(values)} labels, or several of {len(words)} "
+                    f"({first_of(sorted(map(printable, words)), 4)}) in a line. Add ?separator={name}, or =none for "
+                    "one label a line."
+                )
+    separator = {"": "[;|]", "space": r"\s+", "none": ""}.get(separator, re.escape(separator))
+    return _Columns(images, labels, split, group, separator)
 
 
-def _is_found(find: Paths, text: str) -> bool:
+def _is_of_splits(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Whether the values of a column are splits, one of them train."""
+    values = {cell(row.get(name)) for row in rows}
+    words = {value: split_word(value) for value in values if len(values) <= _MOST_SPLITS}
+    said = {word[0] for word in words.values() if word}
+    return all(words.values()) and "train" in said and len(said) > 1
+
+
+def _usual_labels(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """The columns that are called as labels: one of those that say the same, rather one of words than of numbers."""
+    called = [name for word in _LABELS for name in names if name.lower() == word]
+    several = [name for name in called if _count(rows, name) > 1] or called[:1]
+    kept: list[str] = []
+    for name in sorted(several, key=lambda name: all(cell(row.get(name)).isdigit() for row in rows)):
+        pairs = {other: len({(cell(row.get(name)), cell(row.get(other))) for row in rows}) for other in kept}
+        if not any(_count(rows, name) == _count(rows, other) == count for other, count in pairs.items()):
+            kept.append(name)
+    return kept
+
+
+def _find(find: Callable[[str], str | None], text: str) -> str | None:
+    """The image of a name, one of those that it may mean, or None."""
     try:
-        return bool(find(text))
+        return find(text)
     except ValueError:
-        return True
+        return text
 
 
 def _count(rows: Sequence[Mapping[str, Any]], name: str) -> int:
@@ -251,7 +336,7 @@ def _count(rows: Sequence[Mapping[str, Any]], name: str) -> int:
 
 
 def _is_one_hot(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bool:
-    return len(names) > 1 and all({cell(row.get(name)) for row in rows} <= _YES | _NO for name in names)
+    return len(names) > 1 and all({cell(row.get(name)).lower() for row in rows} <= _YES | _NO for name in names)
 
 
 def label_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
@@ -261,8 +346,7 @@ def label_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> li
     fitting = []
     for name in names:
         values = {cell(row.get(name)) for row in rows}
-        is_measured = any(re.fullmatch(r"[+-]?\d*\.\d+(e[+-]?\d+)?", value) for value in values)
-        if 1 < len(values) <= max(2, len(rows) / 2) and not is_measured:
+        if 1 < len(values) <= max(2, len(rows) / 2) and not any(map(_NUMBER.fullmatch, values)):
             fitting.append(name)
     return yes_or_no if len(yes_or_no) > 1 and set(fitting) <= set(yes_or_no) else fitting
 
@@ -295,7 +379,8 @@ def table_of(tree: Tree, reading: Reading, where: str) -> Source | None:
         if of_splits and all("file_name" in read_rows(path)[0] for path, _ in of_splits):
             return labeled(where, folder, of_splits, {"file": "file_name"}, whole=True)
     classes = set(class_of.values())
-    lines = specifications(tree, where, class_of if len(classes) > 1 else {})
+    lines = [] if len(classes) > 1 else _of_splits(tree, where, places)
+    lines += specifications(tree, where, class_of if len(classes) > 1 else {})
     if not lines:
         return None
     folders = (
@@ -303,6 +388,28 @@ def table_of(tree: Tree, reading: Reading, where: str) -> Source | None:
     )
     said = f"A table in {where} says the labels of its images, and {folders}. Say which is meant:"
     raise UserError("\n".join([said, *lines, in_words(tree, reading, where)]))
+
+
+def _of_splits(tree: Tree, where: str, places: Mapping[str, Sequence[tuple[Tree, str]]]) -> list[str]:
+    """A line for tables that have the labels together: one in the folder of each split, or one that is called so."""
+    of_splits = [
+        (_relative(tree, os.path.join(place.path, name)), split)
+        for split, some in places.items()
+        for place, _ in some
+        for name in place.others
+        if place is not tree and ending_of(name) in TABLES
+    ]
+    names = [name for name in tree.others if ending_of(name) in TABLES]
+    of_splits = of_splits or [(name, word[0]) for name in names if (word := split_word(stem_of(name)))]
+    if len({split for _, split in of_splits}) == len(of_splits) > 1:
+        with suppress(UserError):
+            folder, option = Path(tree.path), ",".join(f"{name}:{split}" for name, split in of_splits)
+            source = labeled(where, folder, [(folder / name, split) for name, split in of_splits], {}, whole=True)
+            counts = ", ".join(f"{len(part)} for {split}" for split, part in source.splits.items())
+            return [
+                f'  {first_of([*source.classes], 4)} ({counts}): --data "{where}?labels={quote(option, safe="/ :,")}"'
+            ]
+    return []
 
 
 def _relative(tree: Tree, path: str) -> str:
@@ -346,7 +453,7 @@ def specifications(tree: Tree, where: str, class_of: Mapping[str, str] = {}) -> 
 def _are_groups(values: Sequence[str]) -> bool:
     """Whether they look like the numbers of patients or scenes that have a few images each."""
     count = len(set(values))
-    return len(values) / 5 <= count < len(values) and all(re.search(r"\D\d", value) for value in values)
+    return len(values) / 5 <= count < len(values) and all(re.search(r"[^\W\d_].*\d", value) for value in values)
 
 
 def _named_in(
@@ -365,7 +472,7 @@ def _named_in(
                 found.append(finder.find(value))
             except ValueError:
                 found.append(None)
-        named = sum(bool(path) for path in found)
+        named = sum(map(bool, found))
         if 5 * named >= 4 * tree.count or (not most and 5 * named >= 4 * len(rows)):
             return column, found
     return "", []

@@ -36,6 +36,7 @@ _PLAIN = _IMAGES | {"data", "dataset", "folder", "photos", "pictures", "samples"
 """words that say nothing of the content of a folder"""
 _PARTS = frozenset(["archive", "batch", "chunk", "fold", "part", "shard", "split", "vol", "volume"])
 _KINDS = frozenset(["category", "class", "grade", "label", "level", "stage", "type"])
+_UNLABELED = frozenset(["unlabeled", "unlabelled", "unsup", "unsupervised"])
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_a-zA-Z]+")
 _COMPACT = re.compile(r"\b(train|training|val|valid|validation|dev|test|testing)(set|data|dataset|images|imgs)\b")
 _TRIED = 3  # pictures that are compared with those that they may be made of
@@ -280,8 +281,10 @@ def places_of(top: Tree, reading: Reading) -> dict[str, list[tuple[Tree, str]]]:
     for pattern, split in reading.items():
         found = [(top, "")]
         for part in [] if pattern == "." else pattern.split("/"):
-            if part == "*":
-                found = [(below, below.name) for tree, _ in found for below in tree.folders.values()]
+            if "*" in part:
+                star = re.compile(re.escape(part).replace(r"\*", "(.+)", 1))
+                inside = [(below, star.fullmatch(below.name)) for tree, _ in found for below in tree.folders.values()]
+                found = [(below, match[1]) for below, match in inside if match]
             else:
                 named = [
                     (tree.folders.get(part) or tree.filled.get(normalize("NFC", part)), label) for tree, label in found
@@ -316,16 +319,22 @@ def in_words(top: Tree, reading: Reading, where: str) -> str:
 class SeveralReadings(UserError):
     """A folder can be read in several ways."""
 
-    tree: Tree
-    where: str
+    def __init__(self, tree: Tree, where: str, text: str) -> None:
+        super().__init__(text)
+        self.tree, self.where = tree, where
 
 
 def ask(top: Tree, where: str, reason: str, *readings: Reading) -> SeveralReadings:
     """The error that shows the readings of a folder that fit."""
     lines = [in_words(top, reading, where) for reading in readings]
-    error = SeveralReadings("\n".join([f"{where} can be read in several ways: {reason} Say which is meant:", *lines]))
-    error.tree, error.where = top, where
-    return error
+    text = f"{where} can be read in several ways: {reason} Say which is meant:"
+    return SeveralReadings(top, where, "\n".join([text, *lines]))
+
+
+def above(top: Tree, where: str, *inside: str) -> SeveralReadings:
+    """The error that names the folders inside of one that can be read."""
+    text = f"{where} is above the folders of the classes. Give {' or '.join(inside)}. {LAYOUT}"
+    return SeveralReadings(top, where, text)
 
 
 def split_word(name: str) -> tuple[str, frozenset[str]] | None:
@@ -347,7 +356,7 @@ def understand(top: Tree, where: str) -> tuple[dict[str, str], list[str]]:
     ):
         inside = f"{where}/{printable(_below(top, inner))}"
         understand(inner, inside)  # its own error says more
-        raise UserError(f"{where} is above the folders of the classes. Give {inside}. {LAYOUT}")
+        raise above(top, where, inside)
     refuse_masks(where, top.filled)
     reading, notes = _named_splits(top, where, tops) or _classes(top, where, tops)
     for places in places_of(top, reading).values():
@@ -398,7 +407,11 @@ def _named_splits(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, st
         return reading, []
     if exact and train is None and not kin and all(tree.folders for tree in exact.values()):
         names = " and ".join(tree.name for tree in exact.values())
-        raise UserError(f"{where} holds {names} with class folders, but not a train folder. {LAYOUT}")
+        reading = {tree.name: split for split, tree in exact.items()}
+        raise ask(top, where, f"it holds {names}, but not a train folder.", reading, dict.fromkeys(reading, "train"))
+    are_words = all(any(map(str.isalpha, rest - _PLAIN)) for _, rest in words.values())
+    if len({split for split, _ in words.values()}) == 1 and are_words and not any(tree.filled for tree in words):
+        return None  # "strength training" and "test positive" are classes where no other split is there
     if not words or (len(words) == 1 and not kin and all(not rest or rest - _PLAIN for _, rest in words.values())):
         return None
     rests = [rest - _PLAIN for _, rest in words.values()]
@@ -410,9 +423,21 @@ def _named_splits(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, st
         texts = listing([f"{printable(tree.name)} as {split}" for tree, split in split_of.items()])
         return reading, [f"By their names and by what is in them, {texts} were read."]
     reading |= {} if train else _together(top, kin)
+    starred = [pattern for tree in words if (pattern := _starred(tree.name))]
+    if len({*starred}) < len(starred) == len(words) and not any(tree.filled for tree in words):
+        reading = {pattern: word[0] for pattern in starred if (word := split_word(pattern))}
     raise ask(
         top, where, f"{_named(words)} {'is' if len(words) == 1 else 'are'} named like splits.", {".": "train"}, reading
     )
+
+
+def _starred(name: str) -> str | None:
+    """The name with a star for the class that it has beside a split: train_* of train_cats, and *-test of cats-test."""
+    words = _WORDS.findall(name)
+    if split_named(words[0]) and (match := re.fullmatch(rf"({words[0]}[ _-]?)(.+)", name)):
+        return f"{match[1]}*"
+    match = re.fullmatch(rf"(.+?)([ _-]?{words[-1]})", name) if split_named(words[-1]) else None
+    return f"*{match[2]}" if match else None
 
 
 def _unwrapped(tree: Tree, classes: Container[str]) -> Tree:
@@ -425,10 +450,18 @@ def _unwrapped(tree: Tree, classes: Container[str]) -> Tree:
 def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], list[str]]:
     """The reading in which the folders are classes, if nothing in them says that they are not."""
     reading, notes, names = {".": "train"}, list[str](), _named(tops)
-    trains = [[t for t in tree.folders.values() if split_named(t.name) == "train"] for tree in tops]
-    if len(tops) > 1 and all(inside and len(inside[0].folders) > 1 for inside in trains):
-        specs = " or ".join(f"{where}/{printable(tree.name)}" for tree in tops)
-        raise UserError(f"{where} is above the folders of the classes. Give {specs}. {LAYOUT}")
+    splits_in = {tree: _splits_in(tree) for tree in tops}
+    divided = {tree: splits for tree, splits in splits_in.items() if {*splits.values()} > {"train"}}
+    trains = {
+        tree: [b for b, split in splits_in[tree].items() if split == "train" and len(b.filled) > 1] for tree in tops
+    }
+    over = [_below(top, found[0]).rpartition("/")[0] for found in trains.values() if found]
+    if len(tops) > 1 and over and (divided or len(over) == len(tops)):
+        raise above(top, where, *(f"{where}/{printable(path)}" for path in over))
+    if divided:  # the splits are in the classes
+        paths = {_below(top, below): split for splits in divided.values() for below, split in splits.items()}
+        starred = {re.sub("^[^/]+", "*", path): split for path, split in paths.items()}
+        raise ask(top, where, f"{_named(divided)} hold folders that are named like splits.", reading, starred)
     if tops and 2 * len(top.pictures) >= top.count:
         count = top.count - len(top.pictures)
         raise ask(top, where, f"{len(top.pictures):,} images lie directly in it, and {count:,} in {names}.", reading)
@@ -441,10 +474,7 @@ def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], l
     shared = [name for name, count in counts.items() if count > 1]
     kin = _kin(tops, shared)
     if 2 * len(kin) >= len(tops) and len(kin) > 1:
-        kinds = {name: word[0] for name in shared if (word := split_word(name))}
-        if "train" in kinds.values() and len(set(kinds.values())) > 1:
-            others = [{f"*/{name}": split for name, split in kinds.items()}]
-        elif pictures := [name for name in shared if name.lower() in _IMAGES]:
+        if pictures := [name for name in shared if name.lower() in _IMAGES]:
             others = [{f"*/{name}": "train"} for name in pictures]
         else:
             others = [_together(top, kin), *(_together(top, [tree]) for tree in kin[:2])]
@@ -466,7 +496,16 @@ def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], l
     ):
         said = in_words(top, _together(top, tops), where)
         notes = [f"All class folders hold folders, which count as theirs. If those are the classes, write:\n{said}"]
+    if odd := [tree for tree in tops if len(tops) > 2 and (split_named(tree.name) or tree.name.lower() in _UNLABELED)]:
+        notes += [f"{_named(odd)} of {where} was read as a class. If it is not one, move it."]
     return reading, notes
+
+
+def _splits_in(tree: Tree) -> dict[Tree, str]:
+    """The folders in one, or in those that wrap them, that are called as splits."""
+    while not tree.pictures and len(filled := [*tree.filled.values()]) == 1 and not split_word(filled[0].name):
+        tree = filled[0]
+    return {below: word[0] for below in tree.filled.values() if (word := split_word(below.name))}
 
 
 def _continue(tops: list[Tree]) -> bool:
