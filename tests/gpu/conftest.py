@@ -3,9 +3,8 @@
 import csv
 import importlib.util
 import json
-import os
 import sys
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -25,12 +24,12 @@ def _module(path):
 pretend = _module(Path(__file__).with_name("pretend.py"))
 
 
-def pytest_configure(config):
-    """With VITMODS_PRETEND_GPU=1 the tests of a real GPU run on the pretend one."""
-    if os.environ.get("VITMODS_PRETEND_GPU") == "1":
-        stack = ExitStack()
-        stack.enter_context(pretend.gpu())
-        config.add_cleanup(stack.close)
+@pytest.fixture(autouse=True)
+def some_gpu(request):
+    """The tests of a real GPU run on the pretend one where there is none."""
+    is_needed = request.node.get_closest_marker("gpu") and not pretend.torch.cuda.is_available()
+    with pretend.gpu() if is_needed else nullcontext():
+        yield
 
 
 @dataclass

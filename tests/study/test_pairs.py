@@ -32,7 +32,7 @@ AXES = {
     "retrain": "--retrain dpn",
     "reference": "--reference dpn",
 }
-USUAL = {"sweep": "--limit-train 0.2", "bases": "--base mu1/4", "steps": "--steps 20", "seeds": "--seeds 2"}
+USUAL = {"sweep": "--limit-train 0.2", "bases": "--base mu1/4", "steps": "--steps 8", "seeds": "--seeds 2"}
 REFUSED = [
     (first, second)
     for first, others in {
