@@ -88,6 +88,14 @@ def short_clocks():
         yield
 
 
+@pytest.fixture(scope="module")
+def short_probes():
+    """Linear probes of two strengths instead of eight: for heads whose accuracy nobody looks at."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("vitmods.train.probe.STRENGTHS", (1.0, 0.1))
+        yield
+
+
 @pytest.fixture(scope="session")
 def seconds_by_counting():
     """In place of `seconds_per_call`: of a machine that takes a nanosecond for each operation of a product."""

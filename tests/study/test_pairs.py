@@ -14,11 +14,11 @@ from vitmods.cli import main
 from vitmods.report.advice import next_steps
 from vitmods.study import Answer
 
-pytestmark = pytest.mark.usefixtures("short_clocks")
+pytestmark = pytest.mark.usefixtures("short_clocks", "short_probes")
 
 COMMON = "--data digits --batch-size 64 --lr 0.01 --dropout 0 --workers 1 --device cpu --cost-seconds 0 --arms dpn rms"
 AXES = {
-    "sweep": "--sweep limit_train=0.1,0.2",
+    "sweep": "--sweep limit_train=0.5,0.9",
     "bases": "--base mu1/4 mu2/4",
     "factorial": "--design factorial",
     "folds": "--folds 2",
@@ -32,7 +32,7 @@ AXES = {
     "retrain": "--retrain dpn",
     "reference": "--reference dpn",
 }
-USUAL = {"sweep": "--limit-train 0.2", "bases": "--base mu1/4", "steps": "--steps 8", "seeds": "--seeds 2"}
+USUAL = {"sweep": "--limit-train 0.5", "bases": "--base mu1/4", "steps": "--steps 8", "seeds": "--seeds 2"}
 REFUSED = [
     (first, second)
     for first, others in {
@@ -147,7 +147,7 @@ def test_a_pair_runs_and_its_numbers_are_those_of_its_trials(command, pair, capf
     assert sum(row["status"] == "finished" for row in rows) == len(records)
 
     # The reports say what this study is.
-    page, text, methods = answer.report(run.out / "page.html").read_text(), repr(answer), answer.to_methods()
+    page, text, methods = (run.out / "report.html").read_text(), repr(answer), answer.to_methods()
     assert json.loads((run.out / "results.json").read_text()) == answer.to_dict()
     assert "nan" not in re.sub(r"<(script|style).*?</\1>|<svg.*?</svg>", "", page, flags=re.S).lower().split()
     for name in [setting.name for setting in answer.sweep]:

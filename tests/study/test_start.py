@@ -30,7 +30,7 @@ from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.train import RunOptions
 from vitmods.util.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("short_clocks")
+pytestmark = pytest.mark.usefixtures("short_clocks", "short_probes")
 
 RECIPE = plain(epochs=1).with_(batch_size=64, lr=1e-3)
 IMAGES = {"img_size": 8, "in_chans": 1, "val_fraction": None, "test_fraction": None, "split_seed": 0}
