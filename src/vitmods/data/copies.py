@@ -125,7 +125,7 @@ def _unexplained(a: Floats, b: Floats, steps: int) -> Floats:
     """The share of b's deviation (m,) that a (m, SIDE, SIDE) leaves when it is moved and scaled along both axes, and in
     brightness and contrast, to fit: steps of Gauss and Newton."""
     scale = ((_K - (SIDE - 1) / 2) / (SIDE / 2)).astype(np.float32)
-    target = b.reshape(len(b), -1, 1) - b.mean((1, 2)).reshape(-1, 1, 1)
+    target = b.reshape(len(b), SIDE * SIDE, 1) - b.mean((1, 2)).reshape(-1, 1, 1)
     total = np.maximum((target**2).sum((1, 2)), 1e-9)
     moved, left = np.zeros((2, 2, len(a), 1), np.float32), np.ones(len(a), np.float32)
     for _ in range(steps + 1):
@@ -133,7 +133,7 @@ def _unexplained(a: Floats, b: Floats, steps: int) -> Floats:
         rows, columns = np.maximum(1 - np.abs(places - _K), 0).astype(np.float32)
         view = rows @ a @ columns.transpose(0, 2, 1)
         dy, dx = np.gradient(view, axis=(1, 2))
-        basis = np.stack([view, dy, dy * scale[:, None], dx, dx * scale], 1).reshape(len(a), 5, -1)
+        basis = np.stack([view, dy, dy * scale[:, None], dx, dx * scale], 1).reshape(len(a), 5, SIDE * SIDE)
         basis -= basis.mean(2, keepdims=True)
         squares = (basis @ basis.transpose(0, 2, 1)).astype(np.float64)
         squares += np.eye(5) * (1e-3 * squares + 1e-6)
