@@ -486,13 +486,14 @@ def _repeats(splits: Splits, of_pixels: bool = False) -> list[str]:
 def _near_copies(source: Source, splits: Splits) -> list[str]:
     """Warn of images of val and test that are near copies of training images, and suggest what groups them."""
     train, others = splits.get("train"), [split for name, split in splits.items() if name != "train" and len(split)]
-    parts = [part.store.index for part in (train, *others) if part]
-    if train is None or not others or any(len(index.looks) < len(index.kept) for index in parts):
+    if not train or not others:
         return []
-    known, *asked = parts
+    known, *asked = (split.store.index for split in (train, *others))
+    if any(len(index.looks) < len(index.kept) for index in (known, *asked)):
+        return []
     new = [np.isin(hashes(index.pixels), hashes(known.pixels), invert=True) for index in asked]
     place = np.flatnonzero(np.concatenate(new))
-    count = min(len(place), max(1, MOST_PAIRS // max(1, len(train))))
+    count = min(len(place), max(1, MOST_PAIRS // len(train)))
     searched = place[np.linspace(0, len(place) - 1, count).astype(np.int64)]
     looks = np.concatenate([index.looks for index in asked])[searched]
 
