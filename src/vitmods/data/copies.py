@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from vitmods.data.threads import cores, in_order
 
@@ -38,13 +37,22 @@ _LOW = (_FREQUENCY > 0) & (_FREQUENCY < 6)
 _ODD = np.broadcast_to(_K % 2 == 1, (SIDE, SIDE))[_LOW]  # change their sign in a mirror
 
 
+def _averages(gray: Floats) -> Floats:
+    """The mean (SIDE, W) of each of SIDE equal stretches of rows (H, W), with parts of rows."""
+    ends = np.linspace(0, len(gray), SIDE + 1)
+    whole = ends.astype(np.int64)
+    sums = np.concatenate([np.zeros_like(gray[:1]), np.cumsum(gray, 0)])[whole]
+    sums += (ends - whole)[:, None].astype(np.float32) * gray[np.minimum(whole, len(gray) - 1)]
+    return np.diff(sums, axis=0) * np.float32(SIDE / len(gray))
+
+
 def look_of(image: NDArray[np.uint8]) -> NDArray[np.int8]:
     """The look (SIDE^2,) of decoded pixels (C, H, W), as large as int8 allows; zeros of flat and tiny images."""
     step_y, step_x = (1 + (side - 1) // _SAMPLES for side in image.shape[1:])
     gray = image[:, ::step_y, ::step_x].sum(0, dtype=np.uint16).astype(np.float32) / len(image)
     if min(gray.shape) >= SIDE:
-        cells = np.asarray(Image.fromarray(gray).resize((SIDE, SIDE), Image.Resampling.BOX))
-        cells = cells - cells.mean()
+        cells = _averages(_averages(gray).T).T
+        cells -= cells.mean()
         if cells.std() >= _FLAT:
             return np.rint(cells * (127 / np.abs(cells).max())).astype(np.int8).ravel()
     return np.zeros(SIDE * SIDE, np.int8)
