@@ -24,7 +24,7 @@ _PARTS, _CANDIDATES = 32, 4  # the most similar image of each part; so many of t
 _OTHERS = 24  # the rank of the similarity that images have which are no copies
 _UNEXPLAINED, _OF_OTHERS, _SURE = 0.3, 0.3, 0.06  # largest share of the deviation, and of that of others
 _PLAIN, _DETAILED = 8.0, 20.0  # effective number of frequencies: of less is never, of more always a copy to be told
-_LIMITS, _STEP = (1.0, 0.8, 0.6, 0.4, 0.2), 4 / 3  # of unlikeness, tried in turn
+_LIMITS, _STEP = (1.0, 0.8, 0.6, 0.4, 0.2), 1.5  # of unlikeness, tried in turn
 _BLOCK = 256  # images that are searched for at once
 _SHIFT = 1.2  # cells that a border may move, which is 7.5 %
 
