@@ -27,6 +27,7 @@ TINY = {
     "recording": "",
     "scale": "--trials 32 --nodes 4 --sleep 0",
     "sequence_dtn": ONCE,
+    "near_copies": "{images} --copies 4",
     "shards": "{images} " + ONCE,
     "soak": "--trials 4 --kills 1",
     "study_start": "--images 60 --side 8 --load",

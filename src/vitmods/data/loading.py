@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
+from vitmods.data.copies import MOST_PAIRS, near_copies
 from vitmods.data.dataset import ImageDataset, Joint, JointView, Split, independent, open_lazily
 from vitmods.data.geometry import LONGEST, Geometry
 from vitmods.data.multilabel import label_counts, target_named, with_target
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
 from vitmods.data.sources import naming_the_source, open_source
-from vitmods.data.splits import SplitOptions, group_keys, groups_in, groups_of, hashes, make_splits
-from vitmods.data.store import Store, estimate, open_store
+from vitmods.data.splits import SplitOptions, group_keys, grouping_of_copies, groups_in, groups_of, hashes, make_splits
+from vitmods.data.store import REMEMBERED, Store, estimate, open_store, remembered
 from vitmods.data.threads import cores
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
@@ -386,6 +387,7 @@ def _warnings(source: Source, splits: Splits) -> list[str]:
     if "overlap" in source.allow:
         repeats = [*_repeats(splits), *_repeats(splits, of_pixels=True)]
     warnings += [f"{text}: its numbers flatter. Remove the copies, or group them (--group-by)." for text in repeats]
+    warnings += _near_copies(source, splits)
     if "train" not in splits:
         return [*warnings, "Without a train split this set is for evaluation only."]
     if "missing" in source.allow:
@@ -479,3 +481,44 @@ def _repeats(splits: Splits, of_pixels: bool = False) -> list[str]:
             pairs = [f"{printable(split.ids[i])} = {printable(names[digests[i]])}" for i in np.flatnonzero(repeated)]
             texts.append(f"{len(pairs)} images of {name} are also in train, {how} ({first_of(pairs, 3)})")
     return texts
+
+
+def _near_copies(source: Source, splits: Splits) -> list[str]:
+    """Warn of images of val and test that are near copies of training images, and suggest what groups them."""
+    train, others = splits.get("train"), [split for name, split in splits.items() if name != "train" and len(split)]
+    if not train or not others:
+        return []
+    known, *asked = (split.store.index for split in (train, *others))
+    if any(len(index.looks) < len(index.kept) for index in (known, *asked)):
+        return []
+    new = [np.isin(hashes(index.pixels), hashes(known.pixels), invert=True) for index in asked]
+    place = np.flatnonzero(np.concatenate(new))
+    count = min(len(place), max(1, MOST_PAIRS // len(train)))
+    searched = place[np.linspace(0, len(place) - 1, count).astype(np.int64)]
+    looks = np.concatenate([index.looks for index in asked])[searched]
+
+    def search() -> list[list[int]]:
+        return [positions.tolist() for positions in near_copies(looks, known.looks)]
+
+    if len(known.looks) + count < REMEMBERED:
+        found, of = search()
+    else:
+        name = sha256(looks.tobytes() + known.looks.tobytes()).hexdigest()[:32]
+        found, of = remembered(f"{name}.copies.json", search)
+    if not found:
+        return []
+    ids = [name for split in others for name in split.ids]
+    pairs = [(ids[searched[i]], train.ids[j]) for i, j in zip(found, of, strict=True)]
+    examples = first_of([f"{printable(a)} ~ {printable(b)}" for a, b in pairs], 3)
+    group = grouping_of_copies(pairs, [*train.ids, *ids], len(source.classes))
+    remedy = (
+        "FILE, a CSV file with the columns image and group" if group is None else f"'{group[0]}' ({group[1]:,} groups)"
+    )
+    remedy = f"eep copies, frames and bursts in one split with --group-by {remedy}."
+    made = all(split.name not in source.splits for split in others)
+    return [
+        f"{len(pairs):,} of {len(ids):,} images of {' and '.join(split.name for split in others)} are near copies "
+        f"(mirrored, cropped, brightened, encoded anew) of training images ({examples}): their numbers may flatter. "
+        + (f"Only {count:,} were searched for. " if count < len(place) else "")
+        + (f"K{remedy}" if made else f"Remove them from one of the two, or join the splits and k{remedy}")
+    ]

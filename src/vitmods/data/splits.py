@@ -37,11 +37,15 @@ if TYPE_CHECKING:
 Indices = NDArray[np.int64]
 Groups = Sequence[str] | None
 SUGGESTED = (
+    r"([^/]+)\.rf\.[^/]+$",
     r"([^/]+)[-_.](?:frame|tile|crop|f)?[-_]?\d+\.[^./]+$",
     r"(?i)(?<![a-z0-9])((?:patient|subject|case|person|pat|subj|pid|p|video|vid|clip|scene|slide)[-_]?\d+)(?![a-z0-9])",
     r"^([^/]+/.+)/[^/]+$",
 )
-"""Usual names of groups: the name before a frame's number, a patient's or a video's number, a folder in a class."""
+"""Usual names of groups: the name before what Roboflow adds, or before a frame's number, a patient's or a video's
+number, a folder in a class."""
+_OF_COPIES = (*SUGGESTED, r"([^/]+)/[^/]*$", r"([^/]+)\.[^./]+$")  # and the folder, and the name without its folder
+_SEPARATORS, _MOST_MARKS = "-_. (", 8
 
 
 def group_keys(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
@@ -114,17 +118,56 @@ def suggest_grouping(ids: Sequence[str], classes: int) -> tuple[str, int] | None
     and a group has at most a fifth of them.
     """
     for pattern in SUGGESTED:
-        # A lazy iterator: most patterns fail at the first of a million names.
-        matches = list(takewhile(bool, map(re.compile(pattern).search, ids)))
-        if len(matches) < len(ids):
+        if (keys := _separated(pattern, ids, classes)) is None:
             continue
-        keys = [match[1] for match in matches if match]
-        sizes = Counter(keys)
         together = Counter((name.rpartition("/")[0], key) for name, key in zip(ids, keys, strict=True))
-        shared = sum(size for size in together.values() if size > 1)
-        if len(sizes) >= max(6, 2 * classes) and 2 * shared > len(ids) and 5 * max(sizes.values()) <= len(ids):
-            return pattern, len(sizes)
+        if 2 * sum(size for size in together.values() if size > 1) > len(ids):
+            return pattern, len(set(keys))
     return None
+
+
+def _separated(pattern: str, ids: Sequence[str], classes: int) -> list[str] | None:
+    """The group of every image; None without several groups for each class, or with one of more than a fifth."""
+    # A lazy iterator: most patterns fail at the first of a million names.
+    keys = [match[1] for match in takewhile(bool, map(re.compile(pattern).search, ids)) if match]
+    sizes = Counter(keys)
+    separates = len(keys) == len(ids) and len(sizes) >= max(6, 2 * classes) and 5 * max(sizes.values()) <= len(ids)
+    return keys if separates else None
+
+
+def grouping_of_copies(pairs: Sequence[tuple[str, str]], ids: Sequence[str], classes: int) -> tuple[str, int] | None:
+    """Suggest the expression of most groups that has nine of ten pairs of copies in one group, with their number."""
+    found = []
+    for pattern in (*_OF_COPIES, *_learned(pairs)):
+        if keys := _separated(pattern, ids, classes):
+            group = dict(zip(ids, keys, strict=True))
+            if 10 * sum(group[a] == group[b] for a, b in pairs) >= 9 * len(pairs):
+                found.append((pattern, len(set(keys))))
+    return max(found, key=lambda item: item[1], default=None)
+
+
+def _learned(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Expressions for what precedes or follows the common name of two images: photo_flip.jpg, photo (1).jpg."""
+    patterns, names = [], [[name.rpartition("/")[2].rpartition(".")[0] for name in pair] for pair in pairs]
+    for turn, pattern in ((1, r"([^/]+?)(?:{})*\.[^./]+$"), (-1, r"(?:^|/)(?:{})*([^/]+)\.[^./]+$")):
+        marks: Counter[str] = Counter()
+        for pair in names:
+            turned = [name[::turn] for name in pair]
+            end = sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], zip(*turned, strict=False)))
+            while end and not all(name[end : end + 1] in _SEPARATORS for name in turned):
+                end -= 1
+            if end:
+                marks.update(_form(name[end:][::turn]) for name in turned if name[end:])
+        if marks:
+            patterns.append(pattern.format("|".join(mark for mark, _ in marks.most_common(_MOST_MARKS))))
+    return patterns
+
+
+def _form(mark: str) -> str:
+    """An expression for marks like this one: with any number, and any hash in place of letters and digits."""
+    text = re.sub(r"([.()+*?{}^$|\[\]\\])", r"\\\1", mark)
+    text = re.sub(r"(?=[^\W_]*\d)(?![A-Za-z]*\d{1,4}(?![^\W_]))[^\W_]{6,}", r"\\w+", text)
+    return re.sub(r"\d+", r"\\d+", text)
 
 
 def read_columns(path: str | Path, columns: Sequence[str]) -> list[dict[str, str]]:

@@ -31,6 +31,7 @@ from filelock import FileLock, Timeout
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from vitmods.data.copies import SIDE, look_of
 from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, decode, digest, has_more, pixel_digest, reading
 from vitmods.data.records import Raw, Records, printable
@@ -46,7 +47,7 @@ MEMORY_LIMIT = 1 << 30  # bytes: a split of more is not kept in memory where no 
 VERIFIED_BYTES = 1 << 28  # when a cache is opened: all of most caches, evenly spread images of larger ones
 SAMPLED = 16  # images that are read to estimate what all will take, and to see that a cache is of these images
 UNUSED_AFTER = 30 * 24 * 3600  # seconds, after which a cache in the user's folder makes room for others
-_FORMAT = "vitmods images 4"
+_FORMAT = "vitmods images 5"
 _SHOW_PROGRESS = 5000  # images; fewer are read before a progress bar could be seen
 _NOTICE_S = 3.0  # who waits for another process for longer gets a notice
 _UNKNOWN, _READABLE, _UNREADABLE = range(3)
@@ -60,6 +61,7 @@ _ROW = np.dtype(
         ("digest", "u1", (16,)),
         ("several", "?"),
         ("pixels", "u1", (16,)),
+        ("look", "i1", (SIDE * SIDE,)),
     ]
 )
 
@@ -70,8 +72,8 @@ class Index:
 
     kept (m,): positions in the records; digests (m, 16): hash of the source's bytes; unreadable: (position, reason) of
     the others. Empty if unknown: native (m, 2), height and width before resizing; pixels (m, 16), hash of the decoded
-    pixels; several (m,), whether there are more pages or frames. Stored: shapes (m, 3): C, H, W; offsets (m,): bytes;
-    crc (m,): checksum of the pixels.
+    pixels; several (m,), whether there are more pages or frames; looks (m, 256): see copies.py. Stored: shapes (m, 3):
+    C, H, W; offsets (m,): bytes; crc (m,): checksum of the pixels.
     """
 
     kept: NDArray[np.int64]
@@ -80,6 +82,7 @@ class Index:
     unreadable: tuple[tuple[int, str], ...] = ()
     pixels: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 16), np.uint8))
     several: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    looks: NDArray[np.int8] = field(default_factory=lambda: np.empty((0, SIDE * SIDE), np.int8))
     shapes: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 3), np.int64))
     offsets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     crc: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -101,13 +104,13 @@ class _Table:
         """Index of the images in these rows (n,)."""
         chosen = self.rows[rows]
         kept = np.flatnonzero(chosen["state"] == _READABLE)
-        digests, native, pixels, several, shapes, offsets, crc = (
+        digests, native, pixels, several, looks, shapes, offsets, crc = (
             np.ascontiguousarray(chosen[name][kept])
-            for name in ("digest", "native", "pixels", "several", "shape", "offset", "crc")
+            for name in ("digest", "native", "pixels", "several", "look", "shape", "offset", "crc")
         )
         bad = np.flatnonzero(chosen["state"] == _UNREADABLE).tolist()
         unreadable = tuple((i, self.reasons[int(rows[i])]) for i in bad)
-        return Index(kept, digests, native, unreadable, pixels, several, shapes, offsets, crc)
+        return Index(kept, digests, native, unreadable, pixels, several, looks, shapes, offsets, crc)
 
     def add(self, records: Records, geometry: Geometry | None, channels: int, out: BinaryIO) -> None:
         """Decode those of the records that are unknown, and append their pixels to `out`; without geometry only their
@@ -125,7 +128,7 @@ class _Table:
             content = (_NO_PIXELS if geometry is None else stored.reshape(-1)).data
             by_bytes, by_pixels = (np.frombuffer(made, np.uint8) for made in (digest(raw), pixel_digest(image)))
             facts = stored.shape, image.shape[1:], zlib.crc32(content), by_bytes, has_more(raw), by_pixels
-            return content, facts
+            return content, (*facts, look_of(image))
 
         # PIL warns of large images and odd metadata; what matters is reported as a reason.
         with warnings.catch_warnings():

@@ -1,0 +1,269 @@
+"""Near copies are named, with the grouping that keeps them together; images that are merely similar are not."""
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance
+from sklearn.datasets import load_digits
+
+from vitmods.data import loading, store
+from vitmods.data.copies import SIDE, look_of, near_copies
+from vitmods.data.splits import grouping_of_copies
+
+from .support import encoded, load
+
+
+def scene(seed, side=72):
+    """A picture with detail at every scale, as photographs have it."""
+    rng = np.random.default_rng(seed)
+    layers = [
+        np.asarray(Image.fromarray(rng.normal(size=(n, n)).astype(np.float32)).resize((side, side), 3)) * n**-0.7
+        for n in (2, 4, 8, 16, 32)
+    ]
+    gray = 128 + 40 * sum(layers)[..., None] + rng.normal(size=3) * 10
+    return Image.fromarray(np.clip(gray, 0, 255).astype(np.uint8))
+
+
+def jpeg(image, quality):
+    return Image.open(io.BytesIO(encoded(image, "JPEG", quality=quality))).convert("RGB")
+
+
+def crop(image, left, top, part=0.95):
+    side = round(image.width * part)
+    x, y = round(left * (image.width - side)), round(top * (image.height - side))
+    return image.crop((x, y, x + side, y + side))
+
+
+KINDS = {
+    "mirrored": lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    "jpeg 50": lambda image: jpeg(image, 50),
+    "jpeg 90": lambda image: jpeg(image, 90),
+    "half": lambda image: image.resize((image.width // 2, image.height // 2)),
+    "larger": lambda image: image.resize((image.width * 3, image.height * 3)),
+    "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.2),
+    "darker": lambda image: ImageEnhance.Brightness(image).enhance(0.8),
+    "less contrast": lambda image: ImageEnhance.Contrast(image).enhance(0.7),
+    "gray": lambda image: image.convert("L"),
+    "cropped": lambda image: crop(image, 0.5, 0.5),
+    "cropped at a corner": lambda image: crop(image, 0, 1),
+    "cropped and mirrored": lambda image: crop(image, 1, 0.3).transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+}
+
+
+def looks(images):
+    return np.stack([look_of(np.asarray(image.convert("RGB")).transpose(2, 0, 1)) for image in images])
+
+
+def near(dataset):
+    return [text for text in dataset.summary()["warnings"] if "near copies" in text]
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return [scene(seed) for seed in range(200)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_are_found_and_other_images_are_not(kind, scenes):
+    """A hundred of the images that are searched for are copies, a hundred are not."""
+    others = [scene(seed) for seed in range(1000, 1100)]
+    i, j = near_copies(looks([*map(KINDS[kind], scenes[:100]), *others]), looks(scenes))
+    assert (i == j).all()
+    assert 95 <= len(i) <= 100
+
+
+@pytest.mark.parametrize("kind", ["mirrored", "jpeg 50", "brighter", "cropped"])
+@pytest.mark.parametrize("made", [False, True])
+def test_a_warning_names_examples_and_the_grouping(kind, made, tmp_path, scenes):
+    for number, image in enumerate(scenes[:48]):
+        for split, name in (("train", f"{number:02d}"), ("test", f"{number:02d}_b{number % 3}")):
+            path = tmp_path / ("" if made else split) / "ab"[number % 2] / f"{name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if split == "train" or number % 4 == 0:
+                (image if split == "train" else KINDS[kind](image)).save(path)
+    (warning,) = near(load(tmp_path, val_fraction=None if made else 0.0))
+    assert "of training images (" in warning
+    assert " ~ " in warning
+    assert ("or join the splits" in warning) is not made
+    group_by = warning.partition("--group-by '")[2].partition("'")[0]
+    assert warning.endswith("(48 groups).")
+    if made:
+        grouped = load(tmp_path, group_by=group_by)
+        assert near(grouped) == []
+        assert {split.name for split in grouped.splits.values()} == {"train", "val", "test"}
+    else:
+        assert warning.startswith("12 of 12 images of test are near copies")
+
+
+def test_augmented_copies_of_one_source(tmp_path):
+    """Three copies of each photo share the text before .rf. and nothing else."""
+    for label in ("cat", "dog"):
+        for number in range(8):
+            photo = scene(100 * (label == "dog") + number, 32)
+            for i, kind in enumerate(("mirrored", "brighter", "jpeg 90")):
+                path = tmp_path / label / f"IMG-{number:05d}_png.rf.{(7919 * number + i) * 104729:09x}.png"
+                path.parent.mkdir(exist_ok=True)
+                KINDS[kind](photo).save(path)
+    warnings = load(tmp_path).summary()["warnings"]
+    pattern = r"([^/]+)\.rf\.[^/]+$"
+    assert sum(f"--group-by '{pattern}'" in text for text in warnings) == 2  # by names and by pixels
+    assert not near(load(tmp_path, group_by=pattern))
+
+
+NAMES = {
+    "{n}.jpg {n}_aug1.jpg {n}_aug2.jpg": True,
+    "{n}.jpg {n}_flip.jpg {n}_bright.jpg {n}_flip_bright.jpg": True,
+    "{n}.jpg {n}~(1).jpg": True,
+    "{n}.jpg {n}~-~Copy.jpg {n}-copy.png": True,
+    "{n}.jpg flip_{n}.jpg": True,
+    "{n}_jpg.rf.{h}0.jpg {n}_jpg.rf.{h}1.jpg": True,
+    "aug_original_{n}.jpg_{h}a.jpg aug_original_{n}.jpg_{h}b.jpg": True,
+    "{n}_0_{i}1.jpeg {n}_0_{i}2.jpeg": True,
+    "clip{n}/0001.jpg clip{n}/0002.jpg clip{n}/0003.jpg": True,
+    "clip{n}_frame0001.jpg clip{n}_frame0002.jpg": True,
+    "first/{n}.jpg second/{n}.jpg": True,
+    "{h}1.jpg {h}2.jpg": False,
+    "IMG_{i}1.jpg IMG_{i}2.jpg": False,
+}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_groupings_are_learned_from_names(names):
+    sources = []
+    for label in ("cat", "dog"):
+        for i in range(12):
+            copies = names.format(n=f"{label}{i}", i=i, h=f"{i * 7919 + 999999:x}").split()
+            sources.append([f"{label}/{name.replace('~', ' ')}" for name in copies])
+    pairs = [(copies[0], copies[1 + i % (len(copies) - 1)]) for i, copies in enumerate(sources)]
+    found = grouping_of_copies(pairs, [name for copies in sources for name in copies], 2)
+    assert (found is not None and found[1] == 24) == NAMES[names]
+    assert found is None or NAMES[names]
+
+
+def page(seed):
+    """Lines of text on white paper."""
+    rng, paper = np.random.default_rng(seed), np.full((140, 100), 255, np.uint8)
+    for line in range(rng.integers(14, 22)):
+        words = rng.random((4, rng.integers(20, 80))) < 0.4
+        paper[10 + 6 * line : 14 + 6 * line, 10 : 10 + words.shape[1]] -= 200 * words.astype(np.uint8)
+    return Image.fromarray(paper)
+
+
+def cells(seed):
+    rng, image = np.random.default_rng(seed), np.full((80, 80), 200.0)
+    y, x = np.mgrid[:80, :80]
+    for _ in range(25):
+        cy, cx = rng.uniform(0, 80, 2)
+        image -= 90 * (np.hypot(y - cy, x - cx) < 5)
+    return Image.fromarray(np.clip(image + rng.normal(0, 4, image.shape), 0, 255).astype(np.uint8))
+
+
+def mask(seed):
+    """White regions with round borders on black."""
+    coarse = np.random.default_rng(seed).normal(size=(5, 5)).astype(np.float32)
+    return Image.fromarray(np.asarray(Image.fromarray(coarse).resize((64, 64), 3)) > 0).convert("L")
+
+
+def line(seed):
+    image = np.full((64, 64), 255, np.uint8)
+    image[:, 20 + seed % 24] = 0
+    return Image.fromarray(image)
+
+
+def digit(seed, side):
+    return Image.fromarray((load_digits().images[seed] * 15.9).astype(np.uint8)).resize((side, side), 3)
+
+
+SIMILAR = {
+    "black": lambda seed: Image.new("L", (64, 64), seed % 2),
+    "a gradient": lambda seed: Image.fromarray(np.tile(np.arange(64, dtype=np.uint8) + seed % 9, (64, 1))),
+    "pages": page,
+    "cells": cells,
+    "masks": mask,
+    "lines": line,
+    "digits of 8 px": lambda seed: digit(seed, 8),
+    "digits of 28 px": lambda seed: digit(seed, 28),
+    "noise": lambda seed: Image.fromarray(np.random.default_rng(seed).integers(0, 256, (40, 40), dtype=np.uint8)),
+}
+
+
+@pytest.mark.parametrize("kind", SIMILAR)
+def test_similar_images_are_not_copies(kind):
+    images = looks([SIMILAR[kind](seed) for seed in range(400)])
+    assert len(near_copies(images[::4], np.delete(images, np.s_[::4], axis=0))[0]) <= 1
+
+
+def test_frames_of_videos_are_grouped_by_their_video(tmp_path):
+    for clip in range(16):
+        wide = scene(clip, 120)
+        for frame in range(12):
+            path = tmp_path / "ab"[clip % 2] / f"clip{clip}_{frame:03d}.png"
+            path.parent.mkdir(exist_ok=True)
+            wide.crop((frame, 0, frame + 80, 80)).save(path)
+    (warning,) = near(load(tmp_path))
+    assert "(16 groups)" in warning
+    assert warning.count(" ~ ") == 3  # and a number of the others
+
+
+def test_a_group_for_everything_is_not_proposed():
+    ids = [f"a/shoot_{i}.png" for i in range(40)]
+    assert grouping_of_copies([(ids[0], ids[1])], ids, 2) is None
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(30)), st.sampled_from(sorted(KINDS)))
+def test_the_order_of_images_is_no_matter(order, kind):
+    known = looks([scene(seed) for seed in range(30)])
+    asked = looks([KINDS[kind](scene(seed)) for seed in order[:8]])
+    i, j = near_copies(asked, known[order])
+    assert (i == j).all()
+    assert len(i) == len(near_copies(asked, known)[0])
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([1, 3]))
+def test_looks_of_all_sizes(height, width, channels):
+    pixels = np.random.default_rng(height).integers(0, 256, (channels, height, width), dtype=np.uint8)
+    found = look_of(pixels)
+    assert found.shape == (SIDE**2,)
+    assert found.any() == (min(height, width) >= SIDE)
+    assert np.abs(found).max() in (0, 127)
+
+
+def test_an_index_without_looks_is_made_anew(tmp_path, scenes):
+    for number, image in enumerate(scenes[:20]):
+        path = tmp_path / "set" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    before = load(tmp_path / "set", cache_dir=tmp_path / "cache").train.store.index.looks
+    assert before.any(axis=1).all()
+    (table,) = (tmp_path / "cache").glob("*/index.npz")
+    with np.load(table) as arrays:
+        older = dict(arrays)
+    names = [name for name in older["rows"].dtype.names if name != "look"]
+    rows = np.empty(len(older["rows"]), [(name, store._ROW[name]) for name in names])
+    for name in names:
+        rows[name] = older["rows"][name]
+    np.savez(table, **(older | {"rows": rows}))
+    assert (load(tmp_path / "set", cache_dir=tmp_path / "cache").train.store.index.looks == before).all()
+
+
+def test_of_large_sets_some_images_are_searched_for_and_found_once(tmp_path, monkeypatch, scenes):
+    for number, image in enumerate(scenes[:40]):
+        for split in ("train", "test"):
+            path = tmp_path / split / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (image if split == "train" else KINDS["mirrored"](image)).save(path)
+    monkeypatch.setattr(loading, "REMEMBERED", 10)
+    (warning,) = near(load(tmp_path, val_fraction=0))
+    assert warning.startswith("40 of 40 images of test are near copies")
+    assert "searched" not in warning
+    monkeypatch.setattr(loading, "near_copies", None)  # what was found is kept
+    assert near(load(tmp_path, val_fraction=0)) == [warning]
+    monkeypatch.setattr(loading, "near_copies", near_copies)
+    monkeypatch.setattr(loading, "MOST_PAIRS", 400)
+    (warning,) = near(load(tmp_path, val_fraction=0))
+    assert warning.startswith("10 of 40")
+    assert "Only 10 were searched for." in warning
