@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from vitmods.finetune.roles import Adapters, parameter_roles
 from vitmods.util.errors import UserError
 from vitmods.util.files import make_folder, write_atomically
-from vitmods.util.limits import read_json
+from vitmods.util.limits import parse_json, read_json
 from vitmods.util.text import first_of
 
 CONFIG = "adapter_config.json"  # peft's names
@@ -102,6 +101,8 @@ def save_adapters(model: nn.Module, trained: Sequence[str], folder: Path) -> Non
 
     trained: names of the trained parameters.
     """
+    from safetensors.torch import save
+
     tensors = model.state_dict()
     others = [name for name in trained if ".lora_" not in name]
     if any(".base_layer." in name or "." not in name.removeprefix("backbone.") for name in others):
@@ -144,7 +145,7 @@ class SavedAdapters:
             config = read_json(folder / CONFIG)
             with safe_open(folder / WEIGHTS, framework="pt") as file:
                 weights = {name.removeprefix(_PREFIX): file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-                size = tuple(map(int, json.loads((file.metadata() or {}).get("img_size", "[]"))))
+                size = tuple(map(int, parse_json((file.metadata() or {}).get("img_size", "[]"))))
         except (OSError, ValueError, TypeError, SafetensorError) as error:
             raise UserError(f"{folder} cannot be read as adapters of peft: {error}") from None
         if not isinstance(config, Mapping) or config.get("peft_type") != "LORA":

@@ -105,7 +105,10 @@ def labeled(
         find.above = "." if "root" in options else os.path.relpath(path.parent, base)
         if any("." in name and find.direct(name) for name in header):  # the first line is no header
             rows.insert(0, (1, dict(zip(header, header, strict=True))))
-        columns, file = _columns(path, header, rows, options, find), printable(str(path))
+        file = printable(str(path))
+        if not rows:
+            raise UserError(f"{file} does not name any image. {CSV_LAYOUT}")
+        columns = _columns(path, header, rows, options, find)
         warnings += _unused(header, rows, columns)
         for line, row in rows:
             text = "/".join(cell((row or {}).get(column)) for column in columns.file)
@@ -128,8 +131,6 @@ def labeled(
             except ValueError as error:
                 where = f"line {line} of {file}" if len(tables) > 1 else f"line {line}"
                 wrong.append(f"{where}: {printable(text) or '(no file)'} {error}")
-        if not rows:
-            raise UserError(f"{file} does not name any image. {CSV_LAYOUT}")
     if wrong:
         more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         lines = "".join(f"\n  {text}" for text in wrong[:_SHOWN])
