@@ -23,6 +23,8 @@ from vitmods.study.bases import make_base
 from vitmods.study.cells import ImageOptions, Trial
 from vitmods.study.checkpoints import Start, open_trial
 from vitmods.study.executors import StudyOptions
+from vitmods.study.grid import AS_IS
+from vitmods.study.prepare import build_arms
 from vitmods.study.settings import Settings
 from vitmods.study.store import Facts, StudyFolder
 from vitmods.study.study import fixed_settings
@@ -480,3 +482,11 @@ def test_a_study_starts_from_the_model_that_the_key_names_and_says_what_it_left(
     settings = Settings.from_dict(StudyFolder(tmp_path / "out").facts().settings)
     model = Start(**settings.fixed["start"]).build(base_config(settings.cells[0], 10), 0)
     assert torch.equal(model.state_dict()["blocks.0.norm1.weight"], weights["blocks.0.norm1.weight"])
+
+
+def test_eight_ways_to_adapt_fit_a_shallow_model(checkpoint):
+    study = Study(start=str(checkpoint), arms="adapt", seeds=2, **SHORT)
+    assert len(study.settings.arms) == 8
+    models = {cell.arm.name: model for cell, model in build_arms(study.settings, AS_IS, 10)}
+    trained = {name: sum(p.numel() for p in m.parameters() if p.requires_grad) for name, m in models.items()}
+    assert trained["head"] < trained["biases"] < trained["lora(rank=8)"] < trained["attention"] < trained["base"]

@@ -74,6 +74,9 @@ def main(arguments: Sequence[str]) -> int:
         data=options.data, batch_size=options.batch_size, device=options.device, workers=options.data_workers,
         options=options.protocols, progress=tracked,
     )  # fmt: skip
+    for evaluation in evaluations:
+        if t := evaluation["protocols"].get("calibration", {}).get("temperature"):
+            note(f"{evaluation['checkpoint']}: the logits are divided by {t:.3g}, fitted on val.")
     result = evaluations[0] if len(evaluations) == 1 else over_seeds(evaluations)
     if options.out is not None:
         write_json(options.out, result)

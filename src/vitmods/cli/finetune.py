@@ -73,10 +73,12 @@ def main(arguments: Sequence[str]) -> int:
     machine.check_processes(1)
     machine.check_here()
     from vitmods.finetune import save_delta, train_only
+    from vitmods.finetune.adapters import WEIGHTS
     from vitmods.study.checkpoints import Checkpoint, arms_in
     from vitmods.study.prepare import say
     from vitmods.study.settings import Settings, make_seeds
     from vitmods.study.study import fixed_settings
+    from vitmods.train.trial import ADAPTERS
 
     if arms := arms_in(options.model):
         raise UserError(
@@ -95,6 +97,9 @@ def main(arguments: Sequence[str]) -> int:
         model = Checkpoint.open(str(out)).model
         delta = save_delta(model, Checkpoint.open(options.model).vit, out / DELTA)
         upload(out / DELTA)
+        if (out / ADAPTERS).is_dir():
+            size_kb = (out / ADAPTERS / WEIGHTS).stat().st_size / 1e3
+            print(f"The adapters, for vitmods.MultiTask or peft: {named(out / ADAPTERS)} ({size_kb:.3g} kB)")
         print(f"Of that, {options.model} has all but {delta.nbytes / 1e6:.3g} MB: {named(out / DELTA)}")
         print(train_only(model, trained))
     return code

@@ -154,6 +154,9 @@ class Adapters:
         return [role.strip() for role in self.on.split("+")]
 
 
+THIRD = -1  # instead of a number of blocks
+
+
 @dataclass(frozen=True)
 class TrainedPart:
     """What of a model is trained: parameters with these roles, every bias, the last blocks, and adapters; the head goes
@@ -176,9 +179,9 @@ class TrainedPart:
                 kinds = {"rank": int, "alpha": float, "on": str}
                 adapters.append(Adapters(name, **read_settings(name, "choice", inside, kinds)))
             elif name == "last":
-                last = int(inside) if inside.strip().isdecimal() else 0
-                if last < 1:
-                    raise UserError(f"Say how many blocks are trained, as in last(4), not {word}.")
+                last = THIRD if word == "last" else int(inside) if inside.strip().isdecimal() else 0
+                if not last:
+                    raise UserError(f"Say how many blocks are trained, as in last(4), or last for a third; not {word}.")
             elif word == "biases":
                 biases = True
             elif word in (*ROLES, ALL):
@@ -215,7 +218,7 @@ class TrainedPart:
         if self.adapters is not None:
             way, what = WAYS[self.adapters.kind], " and ".join(self.adapters.roles)
         elif self.last:
-            way, what = WAYS["last"], str(self.last)
+            way, what = WAYS["last"], "third of the" if self.last == THIRD else str(self.last)
         else:
             way = WAYS["biases" if self.biases and not self.roles else "roles"]
         return way._replace(title=way.title.format(what), summary=way.summary.format(what))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from vitmods.finetune.adapters import add_adapters
-from vitmods.finetune.roles import ROLES, TrainedPart, layer_of_parameters, parameter_roles
+from vitmods.finetune.roles import ROLES, THIRD, TrainedPart, layer_of_parameters, parameter_roles
 from vitmods.util.errors import UserError
 
 
@@ -43,11 +43,12 @@ def train_only(model: nn.Module, what: str | Callable[[str], bool]) -> Trained:
     Args:
         model: a ViT of vitmods, timm, Hugging Face or torchvision. Make the optimizer afterwards.
         what: ``attention``, ``ffn``, ``norms``, ``head`` or another key of ``vitmods.finetune.ROLES``; ``biases``
-            (BitFit, arXiv:2106.10199); ``last(4)``, the last blocks and the final norm; ``lora(rank=8,on=attention)``
-            or ``dora(...)``, which puts low-rank maps into the model (peft; `merge_adapters` merges them); several
-            joined by + (``attention+norms``), or ``all``. The head goes along, and with roles of the backbone the
-            position embedding, as published (Touvron et al., 2022, "Three things everyone should know about Vision
-            Transformers", section 4). Or a function of the role that says what is trained; nothing goes along then.
+            (BitFit, arXiv:2106.10199); ``last(4)``, the last four blocks and the final norm, or ``last``, a third of
+            them; ``lora(rank=8,on=attention)`` or ``dora(...)``, which puts low-rank maps into the model (peft;
+            `merge_adapters` merges them); several joined by + (``attention+norms``), or ``all``. The head goes along,
+            and with roles of the backbone the position embedding, as published (Touvron et al., 2022, "Three things
+            everyone should know about Vision Transformers", section 4). Or a function of the role that says what is
+            trained; nothing goes along then.
 
     Returns:
         What is trained; print it for a table.
@@ -94,11 +95,10 @@ def _names_of(model: nn.Module, part: TrainedPart, roles: Mapping[str, str]) -> 
         backbone, prefix = (model.backbone, "backbone.") if hasattr(model, "backbone") else (model, "")
         layers = layer_of_parameters(backbone)  # type: ignore[arg-type]
         depth = max((layers[name] for name in layers if roles[prefix + name] in ("attention", "ffn")), default=0)
-        if part.last >= depth:
-            raise UserError(
-                f"last({part.last}) is every block of this model, which has {depth}: give fewer, or train all."
-            )
-        chosen |= {prefix + name for name, layer in layers.items() if layer > depth - part.last}
+        count = max(1, depth // 3) if part.last == THIRD else part.last
+        if count >= depth:
+            raise UserError(f"last({count}) is every block of this model, which has {depth}: give fewer, or train all.")
+        chosen |= {prefix + name for name, layer in layers.items() if layer > depth - count}
     return chosen
 
 
