@@ -9,6 +9,7 @@ from rich.console import Console
 
 from vitmods.report import print_answer, render
 from vitmods.report import text as words
+from vitmods.report.page import render as page_of
 from vitmods.stats.tables import signed
 from vitmods.util.text import size
 
@@ -144,3 +145,27 @@ def test_what_makes_numbers_doubtful_is_printed(synthetic):
 )
 def test_a_number_is_rounded_before_its_unit_is_chosen(write, value, written):
     assert write(value) == written
+
+
+def with_trained(answer, *counts):
+    """The answer with the number of trained parameters of base and of its first arms, which have 5.36 M or more."""
+    first, *others = counts
+    costs = [dataclasses.replace(arm.cost, trained=count) for arm, count in zip(answer.arms, others, strict=False)]
+    arms = [dataclasses.replace(arm, cost=cost) for arm, cost in zip(answer.arms, costs, strict=False)]
+    base_cost = dataclasses.replace(answer.base_cost, trained=first)
+    return dataclasses.replace(answer, arms=(*arms, *answer.arms[len(arms) :]), base_cost=base_cost)
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_shown"),
+    [((None,), False), ((5_362_762, 5_362_762, 5_364_000), False), ((5_362_762, 52_000, 5_364_000), True)],
+)
+@pytest.mark.parametrize("width", [80, 140])
+def test_what_is_trained_is_shown_where_arms_train_a_part(answer, counts, is_shown, width):
+    answer = with_trained(answer, *counts)
+    text, page = render(answer, width), page_of(answer)
+    assert (" trained" in next(line for line in text.splitlines() if line.startswith("arm "))) == is_shown
+    assert ("trained, bytes a task" in page) == is_shown
+    if is_shown:
+        assert " 52 k" in text
+        assert re.search(r"52 k<small>208 kB</small>", page)

@@ -290,8 +290,11 @@ def ratio(value: float | None) -> str:
 
 
 def trains_parts(answer: Answer) -> bool:
-    """Whether arms differ in what they train, as ways to adapt trained weights do."""
-    return len({arm.cost.trained for arm in answer.arms if arm.cost} | {None}) > 2
+    """Whether an arm trains a part of its weights, as ways to adapt trained weights do."""
+    base, costs = answer.base_cost, [arm.cost for arm in answer.arms if arm.cost]
+    return base is not None and any(
+        cost.trained is not None and cost.trained < 0.999 * cost.params * base.params for cost in costs
+    )
 
 
 def trained(cost: ArmCost | BaseCost | None) -> str:
