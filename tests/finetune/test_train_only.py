@@ -21,6 +21,7 @@ import vitmods as vm
 from vitmods import fast
 from vitmods.finetune import ROLES, merge_adapters, parameter_roles, what_is_trained
 from vitmods.finetune.adapters import SavedAdapters, save_adapters
+from vitmods.finetune.roles import TrainedPart
 from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "attn_only_names.json"
@@ -307,7 +308,7 @@ def test_the_head_and_the_adapters_alone_are_trained():
         ("lora(rank=two)", "a number, got 'two'"),
         ("lora(rnk=2)", "does not have the setting 'rnk'. Did you mean 'rank'"),
         ("lora(on=head)", "low-rank maps are for attention and ffn"),
-        ("lora(on=stem)", "does not have linear maps with this role"),
+        ("lora(on=stem)", "does not have linear maps with this role, but with attention, ffn and head"),
         ("lora+dora", "two kinds of adapters"),
         ("lora(", "parentheses"),
         ("lorra(rank=2)", "Did you mean 'lora'"),
@@ -406,3 +407,27 @@ def test_a_third_of_the_blocks_is_the_last_of_any_depth(depth, blocks):
     vm.train_only(model, "last")
     trained = {int(name.split(".")[1]) for name in names(model) if name.startswith("blocks.")}
     assert trained == {*range(depth - blocks, depth)}
+
+
+def test_adapters_of_a_tasks_model_are_those_of_its_backbone(tmp_path):
+    backbone, images = model_of("vitmods"), torch.randn(2, 3, 8, 8)
+    base = copy.deepcopy(backbone)
+    model = torch.nn.Module()
+    model.backbone, model.decoder, model.roles = backbone, torch.nn.Linear(3, 3), {}
+    vm.train_only(model, "lora(rank=2)")
+    save_adapters(moved(model), [*names(model)], tmp_path)
+    opened = peft.PeftModel.from_pretrained(base, tmp_path)
+    torch.testing.assert_close(opened.eval()(images), backbone(images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("what", "title"),
+    [
+        ("attention+norms", "Trains only attention and norms"), ("last", "Trains only the last third of the blocks"),
+        ("last(2)", "Trains only the last 2 blocks"), ("biases", "Trains only the biases (BitFit)"),
+        ("lora(on=ffn)", "Trains low-rank maps beside the weights (LoRA)"),
+        ("lora+norms", "Trains only lora(rank=8) and norms"), ("biases+last(1)", "Trains only biases and last(1)"),
+    ],
+)  # fmt: skip
+def test_what_is_trained_is_described(what, title):
+    assert TrainedPart.of(what).way.title == title

@@ -242,6 +242,7 @@ def test_weights_that_changed_are_refused(checkpoint, tmp_path):
         ({"arms": ["full"]}, r"Arm full \(train\(all\)\) is base itself"),
         ({"arms": {"some": "train(atention)"}}, "Did you mean 'attention'"),
         ({"arms": ["train(ffn)+train(head)"]}, "says twice what is trained"),
+        ({"arms": ["lora", "x=lora(rank=8, alpha=8)"]}, r"are the same changes \(train\(lora\(rank=8\)\)\)"),
         ({"arms": ["lr(1e-4)+lr(1e-3)"]}, "sets lr twice"),
         ({"arms": ["full+lr"]}, r"lr is a field of the recipe: give its value, lr\(VALUE\)"),
         ({"arms": ["full+lr(fast)"]}, "lr is a number, not 'fast'"),
@@ -273,9 +274,9 @@ def test_other_channels_are_refused(checkpoint):
         ("last(4)", Arm("last(4)", (), {"train": "last(4)"})),
         (
             "lora(rank=4, on=attention+ffn)",
-            Arm("lora(rank=4, on=attention+ffn)", (), {"train": "lora(rank=4, on=attention+ffn)"}),
+            Arm("lora(rank=4, on=attention+ffn)", (), {"train": "lora(rank=4,on=attention+ffn)"}),
         ),
-        ("train(lora+head)", Arm("train(lora+head)", (), {"train": "lora+head"})),
+        ("train(lora+head)", Arm("train(lora+head)", (), {"train": "lora(rank=8)+head"})),
         ("slow=full+lr(5e-5)", Arm("slow", (), {"train": "all", "lr": 5e-5})),
         (
             "dpn+attention+lr(1e-4)",

@@ -97,9 +97,9 @@ def main(arguments: Sequence[str]) -> int:
         model = Checkpoint.open(str(out)).model
         delta = save_delta(model, Checkpoint.open(options.model).vit, out / DELTA)
         upload(out / DELTA)
+        print(f"Of that, {options.model} has all but {delta.nbytes / 1e6:.3g} MB: {named(out / DELTA)}")
         if (out / ADAPTERS).is_dir():
             size_kb = (out / ADAPTERS / WEIGHTS).stat().st_size / 1e3
             print(f"The adapters, for vitmods.MultiTask or peft: {named(out / ADAPTERS)} ({size_kb:.3g} kB)")
-        print(f"Of that, {options.model} has all but {delta.nbytes / 1e6:.3g} MB: {named(out / DELTA)}")
         print(train_only(model, trained))
     return code

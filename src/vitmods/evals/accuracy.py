@@ -163,7 +163,7 @@ def calibration(outputs: ModelOutputs) -> ProtocolResult:
     """
     t = 1.0
     if outputs.options.temperature is not None:
-        val = replace(outputs, split=outputs.options.temperature, _features={}, _logits=torch.empty(0))
+        val = outputs.on(outputs.options.temperature)
         t = fit_temperature(val.logits, val.targets)
     log_p, targets = (outputs.logits.double() / t).log_softmax(dim=1), outputs.targets
     p = log_p.exp()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,6 +90,10 @@ class ModelOutputs:
         """Whether the task computes features by itself: without logits, or otherwise than by default."""
         task = self.task
         return task is not None and (not task.uses_head or type(task).features is not Task.features)
+
+    def on(self, split: str) -> "ModelOutputs":
+        """Return the outputs of the same model on another split."""
+        return replace(self, split=split, _features={}, _logits=torch.empty(0))
 
     def _outputs(self, split: str) -> Features:
         if split not in self._features:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from vitmods.finetune.roles import Adapters, parameter_roles
 from vitmods.util.errors import UserError
 from vitmods.util.files import make_folder, write_atomically
 from vitmods.util.limits import parse_json, read_json
-from vitmods.util.text import first_of
+from vitmods.util.text import first_of, listing
 
 CONFIG = "adapter_config.json"  # peft's names
 WEIGHTS = "adapter_model.safetensors"
@@ -25,7 +24,6 @@ _PREFIX = "base_model.model."  # before the names of tensors in peft's files
 
 
 def _peft() -> Any:
-    os.environ.setdefault("USE_TF", "0")
     try:
         import peft
     except ImportError as error:
@@ -55,7 +53,11 @@ def add_adapters(model: nn.Module, adapters: Adapters, seed: int = 0) -> None:
         and not any(name.startswith(f"{attention}.") for attention in attentions)
     ]
     if not targets:
-        raise UserError(f"{adapters.kind}(on={adapters.on}): this model does not have linear maps with this role.")
+        present = {roles.get(f"{name}.weight") for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+        raise UserError(
+            f"{adapters.kind}(on={adapters.on}): this model does not have linear maps with this role, but with "
+            f"{listing(sorted(role for role in present if role))}."
+        )
     config = peft.LoraConfig(
         r=adapters.rank,
         lora_alpha=adapters.alpha or adapters.rank,
@@ -104,19 +106,20 @@ def save_adapters(model: nn.Module, trained: Sequence[str], folder: Path) -> Non
     from safetensors.torch import save
 
     tensors = model.state_dict()
-    others = [name for name in trained if ".lora_" not in name]
-    if any(".base_layer." in name or "." not in name.removeprefix("backbone.") for name in others):
+    of_backbone = getattr(model, "backbone", model)
+    prefix = "" if of_backbone is model else "backbone."  # the modules of a task are files of their own
+    trained = [name for name in trained if name.startswith(prefix)]
+    others = [name.removeprefix(prefix) for name in trained if ".lora_" not in name]
+    if any(".base_layer." in name or "." not in name for name in others):
         return
-    backbone = {name.removeprefix("backbone."): tensors[name] for name in trained}
-    modules = sorted({name.removeprefix("backbone.").rpartition(".")[0] for name in others})
+    modules = sorted({name.rpartition(".")[0] for name in others})
     config: Any = copy(model.peft_config["default"])  # type: ignore[index]
     config.inference_mode = True
-    config.target_modules = {name.removeprefix("backbone.") for name in config.target_modules}
+    config.target_modules = {name.removeprefix(prefix) for name in config.target_modules}
     config.modules_to_save = modules or None
-    weights = {_PREFIX + name.replace(".default", ""): tensor for name, tensor in backbone.items()}
+    weights = {_PREFIX + name.removeprefix(prefix).replace(".default", ""): tensors[name] for name in trained}
     make_folder(folder)
     config.save_pretrained(str(folder))
-    of_backbone = getattr(model, "backbone", model)
     size = getattr(getattr(of_backbone, "vit_config", None), "img_size", ())
     metadata = {"format": "pt", "img_size": json.dumps(list(size))}
     content = save({name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()}, metadata)

@@ -146,12 +146,17 @@ class Adapters:
         if self.rank < 1 or (self.alpha is not None and self.alpha <= 0):
             raise UserError(f"{self.kind}: rank is a whole number of at least 1, and alpha is above 0.")
         for role in self.roles:
-            if role not in ("attention", "ffn", "stem", "other"):
+            if role not in ROLES or role in ("head", "norms", "adapters"):
                 raise UserError(f"{self.kind}(on={self.on}): low-rank maps are for attention and ffn, joined by +.")
 
     @property
     def roles(self) -> list[str]:
         return [role.strip() for role in self.on.split("+")]
+
+    def __str__(self) -> str:
+        on = [] if self.on == "attention" else [f"on={'+'.join(self.roles)}"]
+        alpha = [] if self.alpha in (None, self.rank) else [f"alpha={self.alpha:g}"]
+        return f"{self.kind}({','.join([f'rank={self.rank}', *alpha, *on])})"
 
 
 THIRD = -1  # instead of a number of blocks
@@ -173,11 +178,13 @@ class TrainedPart:
         """Read a role, several joined by +, `all`, `biases`, `last(4)`, `lora(rank=8,on=attention)` or `dora(...)`.
         Raises UserError on an unknown word, naming the nearest."""
         roles, biases, last, adapters = set[str](), False, 0, list[Adapters]()
-        for word in split_outside(text, "+"):
+        words = split_outside(text, "+")
+        for i, word in enumerate(words):
             name, inside = split_form(word) or (word, "")
             if name in ("lora", "dora"):
                 kinds = {"rank": int, "alpha": float, "on": str}
                 adapters.append(Adapters(name, **read_settings(name, "choice", inside, kinds)))
+                words[i] = str(adapters[-1])  # "lora" and "lora(rank=8)" are one choice
             elif name == "last":
                 last = THIRD if word == "last" else int(inside) if inside.strip().isdecimal() else 0
                 if not last:
@@ -193,7 +200,7 @@ class TrainedPart:
             raise UserError(
                 f"'{text}' has two kinds of adapters: leave one out, or join the roles in on=attention+ffn."
             )
-        return cls(text.strip(), frozenset(roles), biases, last, adapters[0] if adapters else None)
+        return cls("+".join(words), frozenset(roles), biases, last, adapters[0] if adapters else None)
 
     @property
     def is_all(self) -> bool:
@@ -213,14 +220,15 @@ class TrainedPart:
 
     @property
     def way(self) -> Way:
-        """What is trained, for people. With several it is described by the first of adapters, last blocks, biases."""
-        what = self.text.replace("+", " and ")
+        """What is trained, for people."""
+        what, kinds = " and ".join(split_outside(self.text, "+")), self.names - self.roles
+        if kinds and len(kinds) + bool(self.roles) > 1:
+            return WAYS[min(kinds)]._replace(title=f"Trains only {what}", summary=_HEAD)
+        way = WAYS[min(kinds, default="roles")]
         if self.adapters is not None:
-            way, what = WAYS[self.adapters.kind], " and ".join(self.adapters.roles)
+            what = " and ".join(self.adapters.roles)
         elif self.last:
-            way, what = WAYS["last"], "third of the" if self.last == THIRD else str(self.last)
-        else:
-            way = WAYS["biases" if self.biases and not self.roles else "roles"]
+            what = "third of the" if self.last == THIRD else str(self.last)
         return way._replace(title=way.title.format(what), summary=way.summary.format(what))
 
 

@@ -353,7 +353,7 @@ class Recipe:
         object.__setattr__(self, "task_parts", tuple(parts))
         check_fields(self)
         try:
-            TrainedPart.of(self.train)
+            object.__setattr__(self, "train", TrainedPart.of(self.train).text)
         except UserError as error:
             raise UserError(f"recipe: train: {error}") from None
         self._check_lengths()

@@ -19,6 +19,7 @@ from vitmods.study.results import ArmAnswer
 from vitmods.study.state import shared_trials
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.classification import Classification
+from vitmods.util.shorthand import split_outside
 from vitmods.util.text import listing, plural, without_place, without_places
 
 VENUES = {
@@ -292,7 +293,7 @@ def _training(answer: Answer) -> Iterator[str]:
     augmentations = listing([*crops, *used("augment")])
     yield f"Images were augmented by {augmentations}." if augmentations else "Images were not augmented."
     if recipe["train"] != "all":
-        trained = listing(recipe["train"].split("+"))
+        trained = listing(split_outside(recipe["train"], "+"))
         yield f"Only {trained} and the head were trained; other weights were frozen."
     for part, fields in recipe.items():
         if isinstance(fields, Mapping) and part not in _PARTS:

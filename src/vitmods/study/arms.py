@@ -418,7 +418,7 @@ def split_training(text: str) -> tuple[str, dict[str, Any]]:
         field = _FIELDS.get(name, name)
         if name == "train" or part in _TRAINED or (name in WAYS and name != "roles"):
             field, value = "train", inside.strip() if name == "train" else _TRAINED.get(part, part)
-            TrainedPart.of(value)  # an unknown role is reported before anything runs
+            value = TrainedPart.of(value).text  # an unknown role is reported before anything runs
         elif field in fields_by_name() and not _is_change(name):
             if not inside and name != "probe_first":
                 raise UserError(f"{name} is a field of the recipe: give its value, {name}(VALUE).")

@@ -28,16 +28,18 @@ if TYPE_CHECKING:
     from vitmods.data import ImageDataset
 
 
-def temperature_of(checkpoint: Checkpoint, batch_size: int = 64, device: str = "cpu") -> float:
-    """The temperature of a trial's logits, fitted on its val split. Raises UserError without one."""
+def temperature_of(checkpoint: Checkpoint) -> float:
+    """The temperature of a trial's logits, fitted on its val split. Raises UserError for weights without their images,
+    images without that split, and tasks without classes."""
+    if "data" not in checkpoint.settings:
+        raise UserError(f"{checkpoint.source} does not say which images it was trained on: give the folder of a trial.")
     dataset = load_images(checkpoint.settings, checkpoint.recipe, 0)
     if "val" not in dataset.splits:
         raise UserError(f"{checkpoint.source}: its images do not have a split val to fit a temperature on.")
     task = make_task(checkpoint.settings.get("task", DEFAULT), checkpoint.recipe)
     if task.target != "class" or not task.uses_head:
         raise UserError(f"A temperature is for the logits of classes, which the task {task.name} does not have.")
-    model = checkpoint.model.to(device).eval()
-    outputs = ModelOutputs(model, dataset, "val", batch_size, torch.device(device), Options(), task)
+    outputs = ModelOutputs(checkpoint.model.eval(), dataset, "val", 64, torch.device("cpu"), Options(), task)
     return fit_temperature(outputs.logits, outputs.targets)
 
 

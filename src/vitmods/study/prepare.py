@@ -343,7 +343,8 @@ def describe_model(cell: Cell, model: nn.Module, base: Base) -> ModelFacts:
     elif trained is not None:
         changes.append(ChangeFacts(f"train({trained})", **TrainedPart.of(trained).way._asdict()))
     if others := {name: value for name, value in arm.recipe.items() if name != "train"}:
-        summary = f"{listing([name.replace('_', ' ') for name in others])}, as base's recipe otherwise."
+        names = listing([name.replace("_", " ") for name in others])
+        summary = f"Sets {names} of the recipe; the other settings are those of base."
         changes.append(ChangeFacts(Arm("", (), others).text, "Another recipe", summary))
     name = cell.start["source"] if cell.start else base_name(cell.fixed["base"])
     return ModelFacts(arm.start or name, model_facts(model, base), tuple(changes))
