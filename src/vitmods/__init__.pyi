@@ -23,6 +23,7 @@ from .changes.parallel import Parallel as Parallel
 from .changes.patch_dropout import PatchDropout as PatchDropout
 from .changes.placement import Placement as Placement
 from .changes.positional_attention import PositionalAttention as PositionalAttention
+from .changes.prompts import Prompts as Prompts
 from .changes.qk_norm import QKNorm as QKNorm
 from .changes.registers import Registers as Registers
 from .changes.relative_positions import RelativePositions as RelativePositions

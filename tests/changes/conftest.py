@@ -35,6 +35,7 @@ MORE = [
     "gate(per=head,start=open)",
     "dpn(before=whiten)",
     "size(wider=0.5,deeper=2)",
+    "prompts(3,deep=true)",
 ]
 
 

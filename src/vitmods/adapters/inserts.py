@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitmods.adapters.replay import Edit, along, on_first
 from vitmods.layers.stems import Stem
+from vitmods.model.init import draw_prompts
 from vitmods.util.errors import UserError
 
 
@@ -131,6 +132,27 @@ class PatchNorms(Insert):
         axis = last if getattr(projection, "kernel_size", None) is None else 1
         normalized: Tensor = self.norm_after(output.movedim(axis, last))
         return normalized.movedim(last, axis)
+
+
+class Prompts(Insert):
+    """Learned tokens (count, C) behind those that a block reads, taken off behind the same or the last block."""
+
+    def __init__(self, dim: int, children: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(children)
+        self.tokens = nn.Parameter(torch.zeros(0, dim))
+
+    def draw(self, count: int, values: int) -> None:
+        """Draw that many for patches of so many values."""
+        self.tokens = nn.Parameter(self.tokens.new_zeros(count, self.tokens.shape[1]))
+        draw_prompts(self.tokens, values)
+
+    def before(self, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x = args[0]
+        return (torch.cat([x, self.tokens.to(x.dtype).expand(x.shape[0], -1, -1)], dim=1), *args[1:])
+
+    def after(self, block: nn.Module, args: Any, output: Any) -> Any:
+        count = len(self.tokens)
+        return on_first(output, lambda x: x[:, : x.shape[1] - count])
 
 
 class Gates(Insert):

@@ -109,6 +109,24 @@ class Replay:
             output = self.model.get_submodule(self.block)(*arguments, **keywords)
         return [next(tensors_of(output)), *points], streams
 
+    @torch.no_grad()
+    def takes_any_order(self) -> bool:
+        """Whether the block reads tokens (B, N, C) first, and in another order puts out the same in that order, each
+        image by itself: others may then join them anywhere."""
+        (x, *others), keywords = self.call if self.call[0] else ((None,), {})
+        if not isinstance(x, Tensor) or x.ndim != 3:
+            return False
+
+        def put_out(x: Tensor) -> Tensor:
+            with steady(self.model, self.training):
+                return next(tensors_of(self.model.get_submodule(self.block)(x, *fresh(others), **fresh(keywords))))
+
+        order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(0)).to(x.device)
+        usual, tolerance = put_out(x), tolerance_of(self.model)
+        other = torch.cat([x[:1].flip(-1), x[1:]])  # another first image
+        is_alike = usual.shape == x.shape and same(put_out(x[:, order]), usual[:, order], tolerance)
+        return is_alike and same(put_out(other)[1:], usual[1:], tolerance)
+
     def adds(
         self,
         scale: Callable[[Tensor], Mapping[str, Edit]],

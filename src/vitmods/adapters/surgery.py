@@ -4,7 +4,7 @@ certifies each insertion."""
 import json
 import re
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from vitmods.adapters.exact_rms import center_stream, rms_swaps
 from vitmods.adapters.grid import UNKNOWN, ReadsMask, give_grids
 from vitmods.adapters.heads import PREFIX, HeadPlace, HeadSearch
 from vitmods.adapters.inputs import find_inputs
-from vitmods.adapters.inserts import Factors, Gates, Insert, InsertedNorm, PatchNorms, Scale, StemOfImages
+from vitmods.adapters.inserts import Factors, Gates, Insert, InsertedNorm, PatchNorms, Prompts, Scale, StemOfImages
 from vitmods.adapters.norm_choice import choose_norms, is_frozen
 from vitmods.adapters.opened import open_attentions
 from vitmods.adapters.parts import Timeline, check_hints, find_parts, norms_that_run
@@ -64,6 +64,9 @@ from vitmods.changes.insertions import (
     OnBranch,
     Parts,
     Without,
+)
+from vitmods.changes.insertions import (
+    Prompts as PromptTokens,
 )
 from vitmods.changes.norm import Norm
 from vitmods.layers.mlp import SwiGLU
@@ -231,7 +234,7 @@ class _Operation:
             raise NoEffect(f"'{self.change}' alters nothing in this model.")
         if any(isinstance(insertion, OnBranch | Heads | ExactRMS) for insertion in insertions):
             self._check_attentions()
-        if any(isinstance(insertion, OnBranch) for insertion in insertions):
+        if any(isinstance(insertion, OnBranch | PromptTokens) for insertion in insertions):
             self._check_branches()
         there = set(self.model.modules())
         places = [self._insert(insertion) for insertion in insertions]
@@ -321,6 +324,8 @@ class _Operation:
                 return self._gated_mlp(branch, hidden)
             case NewStem(stem, config):
                 return self._new_stem(stem, config)
+            case PromptTokens(blocks, count, deep):
+                return self._prompts(blocks, count, deep)
             case ExactRMS():
                 return self._to_rms()
             case _:
@@ -512,6 +517,34 @@ class _Operation:
                 place.set_norms(lambda make=make, near=place.reference: self._like(make(), near))  # type: ignore[misc]
 
         return _Place(set_norms)
+
+    def _prompts(self, blocks: tuple[str, ...], count: int, deep: bool) -> _Place:
+        if any(isinstance(module, Prompts) for module in self.model.modules()):
+            raise NoEffect(f"'{self.change}' alters nothing: this model has prompts already.")
+        calls = [] if self.inputs is None else record(self.model, self.inputs, dict.fromkeys(blocks, ()), False)
+        counts = Counter(call.block for call in calls)
+        for call in calls:
+            if counts[call.block] > 1:
+                raise NotRecognized(f"'{self.change}' cannot be put into this model: {call.block} runs more than once.")
+            if not call.takes_any_order():
+                raise NotCertified(
+                    f"'{self.change}' cannot be put into this model: {call.block} does not treat tokens alike in "
+                    "any order, as rotary and relative positions, windows and masks do not."
+                )
+        dim, stem = self.parts.branches[0].dim, self.parts.stem
+        values = widths(self.model.get_submodule(stem))[0] if stem else dim
+        ends = [(block, block) for block in blocks] if deep else [(blocks[0], blocks[-1])]
+        inserted: list[Prompts] = []
+        for i, (first, last) in enumerate(ends):
+            places = {first: ("before", "after")} if first == last else {first: ("before",), last: ("after",)}
+            inserted.append(Prompts(dim, places))
+            inserted[-1].serve(self.model, f"{PREFIX}prompts_{i}")
+
+        def finish() -> None:
+            for prompts in inserted:
+                prompts.draw(count, values)
+
+        return _Place(finish)
 
     def _without(self, branch: Branch) -> _Place:
         norm = branch.norm

@@ -1,6 +1,7 @@
 """A change: an edit of the config, a rule for the weights, and what it promises to preserve."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_type_hints
 
@@ -48,6 +49,9 @@ class Change:
 
     def __init_subclass__(cls) -> None:
         REGISTRY.add(cls.name, cls, words=cls.words)
+
+    trains: ClassVar[str] = ""
+    """The role of what an arm with this change trains of trained weights, with the head, instead of all."""
 
     @property
     def preserves(self) -> Preserves:
@@ -125,8 +129,11 @@ class Change:
 
     @classmethod
     def from_settings(cls, inside: str, **values: Any) -> Self:
-        """The change with what the shell writes in its parentheses over these values. Raises UserError for others."""
+        """The change with what the shell writes in its parentheses over these values; a number without a name is the
+        first setting. Raises UserError for others."""
         hints = get_type_hints(cls)
+        if re.match(r"\s*[\d.]", inside) and cls.settings():
+            inside = f"{next(iter(cls.settings()))}={inside}"
         return cls(**values | read_settings(cls.name, "change", inside, {name: hints[name] for name in cls.settings()}))
 
     def values(self) -> dict[str, Any]:

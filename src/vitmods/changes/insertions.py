@@ -138,4 +138,13 @@ class NewStem:
     config: StemConfig
 
 
-Insertion = After | Before | Without | AroundPatches | Heads | Gate | Swap | ExactRMS | GatedMLP | NewStem
+@dataclass(frozen=True)
+class Prompts:
+    """``count`` learned tokens behind those that the first block reads and, with ``deep``, behind those of each."""
+
+    blocks: tuple[str, ...]
+    count: int
+    deep: bool
+
+
+Insertion = After | Before | Without | AroundPatches | Heads | Gate | Swap | ExactRMS | GatedMLP | NewStem | Prompts

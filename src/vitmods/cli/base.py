@@ -38,7 +38,7 @@ class Base(Compare):
         """Raise UserError for options of arms."""
         if self.settings.until_decided or self.max_seeds is not None:
             raise UserError("`vitmods base` decides nothing: set the number of trials with --seeds.")
-        of_arms = self.arms, self.pretrain, self.pretrain_data, self.retrain, self.pilot, self.confirm
+        of_arms = self.arms, self.pretrain, self.pretrain_data, self.match, self.retrain, self.pilot, self.confirm
         if any(of_arms) or len(self.base) > 1 or self.settings.design or self.settings.sweep or self.settings.tune:
             raise UserError("`vitmods base` trains one model: arms and stages are options of `vitmods compare`.")
         super().__post_init__()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -77,10 +77,10 @@ class Compare:
     arms: tuple[str, ...] | None = None
     """changes to compare against base, joined by +, or NAME=CHANGES; `vitmods changes` lists them. replace(rms),
     replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES), biases, last(4),
-    lora(rank=8), dora(rank=8): what is trained; full: all of it; adapt: these eight. lr(5e-5): a field of the recipe.
-    paper:TABLE: the arms of a published table, and its task, bases and sweep unless you set them (`vitmods paper`);
-    norms: only the arms of one. None: dpn rms placement(attn=post,mlp=post); with --from all arms of its folder, or
-    attention head train(norms)"""
+    lora(rank=8), dora(rank=8): what is trained; full: all; prompts(10): new tokens; adapt: eight of these.
+    lr(5e-5): a field of the recipe. paper:TABLE: the arms of a published table, and its task, bases and sweep unless
+    you set them (`vitmods paper`); norms: only the arms of one. None: dpn rms placement(attn=post,mlp=post); with
+    --from all arms of its folder, or attention head train(norms)"""
     base: tuple[str, ...] = ()
     """the model without changes, or several: then every arm is compared with each. Ti/16, S/16, B/16, S36/16 (36 deep),
     or a timm name; any other model as timm:NAME, torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION
@@ -95,6 +95,8 @@ class Compare:
     "beit(epochs=50,codes=512)". These trials are the study in pretraining of --out; the arms then start from them"""
     pretrain_data: str | None = None
     """the images of --pretrain; None: those of --data, all that --limit-train leaves out too"""
+    match: Literal["parameters"] | None = None
+    """parameters: lora and dora have the rank with which they train as many parameters as attention"""
     confirm: bool = False
     """then train the best combination that a factorial study predicts against base, on 5 fresh seeds"""
     seeds: int | None = None
@@ -283,6 +285,7 @@ def make_study(options: Compare, task: str | None = None, budget: Budget | None 
         start=options.start,
         pretrain=options.pretrain,
         pretrain_data=options.pretrain_data,
+        match=options.match,
         budget=budget,
         settings=replace(settings, metric=metric),
         images=options.dataset,

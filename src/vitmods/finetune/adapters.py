@@ -58,9 +58,10 @@ def add_adapters(model: nn.Module, adapters: Adapters, seed: int = 0) -> None:
             f"{adapters.kind}(on={adapters.on}): this model does not have linear maps with this role, but with "
             f"{listing(sorted(role for role in present if role))}."
         )
+    rank = adapters.rank or _matching_rank(model, targets, adapters.kind == "dora")
     config = peft.LoraConfig(
-        r=adapters.rank,
-        lora_alpha=adapters.alpha or adapters.rank,
+        r=rank,
+        lora_alpha=adapters.alpha or rank,
         target_modules=targets,
         use_dora=adapters.kind == "dora",
     )
@@ -70,6 +71,16 @@ def add_adapters(model: nn.Module, adapters: Adapters, seed: int = 0) -> None:
             peft.inject_adapter_in_model(config, model)
         except ValueError as error:  # such as DoRA for nn.MultiheadAttention
             raise UserError(f"{adapters.kind}(on={adapters.on}): {error}") from None
+
+
+def _matching_rank(model: nn.Module, targets: Sequence[str], with_norms: bool) -> int:
+    """The rank with which adapters of these maps have as many parameters as `attention` trains beside the head."""
+    roles = parameter_roles(model)
+    count = sum(p.numel() for name, p in model.named_parameters() if roles[name] in ("attention", "positions"))
+    names = [f"{target}.in_proj_weight" for target in targets] + [f"{target}.out_proj.weight" for target in targets]
+    names += [f"{target}.weight" for target in targets]
+    weights = [p for name, p in model.named_parameters() if name in set(names)]
+    return max(1, round((count - with_norms * sum(map(len, weights))) / sum(len(w) + w.shape[1] for w in weights)))
 
 
 def has_adapters(model: nn.Module) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitmods.util.errors import UserError, nearest
@@ -23,6 +23,7 @@ ROLES = {
     "norms": "all norms, wherever they sit",
     "layer_scale": "factors on the branches and on the stream",
     "head": "classifier, with the representation layer or attention pooling before it",
+    "prompts": "learned tokens of the change `prompts`",
     "adapters": "low-rank maps beside the weights, of `lora` and `dora` or of peft",
     "other": "what has none of these roles",
 }
@@ -88,6 +89,7 @@ _NAMES = (
     ("stem", r"conv_proj|conv_stem"),
     ("head", r"heads?|head_dist|classifier|pre_logits|fc"),
     ("positions", r"pos_embed|pos_embedding|position_embeddings?"),
+    ("prompts", r"(vm_)?prompts\w*"),
     ("tokens", r"\w+_tokens?"),
     ("layer_scale", r"gamma_?\w*|lambda_?\w*|ls\d"),
 )
@@ -132,10 +134,14 @@ def _visit(module: nn.Module, prefix: str, role: str | None, role_of: dict[str, 
         _visit(child, f"{prefix}{name}.", child_role, role_of)
 
 
+MATCH = 0  # instead of a rank
+
+
 @dataclass(frozen=True)
 class Adapters:
     """Low-rank maps B A of this rank beside the frozen weights W of the linear maps with the roles `on`, joined by +:
-    the model computes with W + alpha / rank * B A. alpha: None is the rank."""
+    the model computes with W + alpha / rank * B A. alpha: None is the rank. A rank MATCH trains as many parameters as
+    `attention` does."""
 
     kind: str
     rank: int = 8
@@ -143,8 +149,8 @@ class Adapters:
     on: str = "attention"
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or (self.alpha is not None and self.alpha <= 0):
-            raise UserError(f"{self.kind}: rank is a whole number of at least 1, and alpha is above 0.")
+        if self.rank < MATCH or (self.alpha is not None and self.alpha <= 0):
+            raise UserError(f"{self.kind}: rank is a whole number of at least 1 or match, and alpha is above 0.")
         for role in self.roles:
             if role not in ROLES or role in ("head", "norms", "adapters"):
                 raise UserError(f"{self.kind}(on={self.on}): low-rank maps are for attention and ffn, joined by +.")
@@ -155,8 +161,19 @@ class Adapters:
 
     def __str__(self) -> str:
         on = [] if self.on == "attention" else [f"on={'+'.join(self.roles)}"]
+        rank = "match" if self.rank == MATCH else self.rank
         alpha = [] if self.alpha in (None, self.rank) else [f"alpha={self.alpha:g}"]
-        return f"{self.kind}({','.join([f'rank={self.rank}', *alpha, *on])})"
+        return f"{self.kind}({','.join([f'rank={rank}', *alpha, *on])})"
+
+    @classmethod
+    def read(cls, kind: str, inside: str) -> Adapters:
+        """Read `rank=8,on=attention` or `rank=match`; a number alone is the rank."""
+        inside = re.sub(r"^\s*(?=\d)", "rank=", inside)
+        values = read_settings(kind, "choice", inside, {"rank": str, "alpha": float, "on": str})
+        rank = str(values.get("rank", cls.rank))
+        if rank != "match" and not rank.isdecimal():
+            raise UserError(f"{kind}: rank is a whole number of at least 1 or match, not {rank}.")
+        return cls(kind, **{**values, "rank": MATCH if rank == "match" else int(rank) or -1})
 
 
 THIRD = -1  # instead of a number of blocks
@@ -182,8 +199,7 @@ class TrainedPart:
         for i, word in enumerate(words):
             name, inside = split_form(word) or (word, "")
             if name in ("lora", "dora"):
-                kinds = {"rank": int, "alpha": float, "on": str}
-                adapters.append(Adapters(name, **read_settings(name, "choice", inside, kinds)))
+                adapters.append(Adapters.read(name, inside))
                 words[i] = str(adapters[-1])  # "lora" and "lora(rank=8)" are one choice
             elif name == "last":
                 last = THIRD if word == "last" else int(inside) if inside.strip().isdecimal() else 0
@@ -202,6 +218,13 @@ class TrainedPart:
             )
         return cls("+".join(words), frozenset(roles), biases, last, adapters[0] if adapters else None)
 
+    def with_rank(self, rank: int) -> TrainedPart:
+        """The same with adapters of another rank, if it has any."""
+        if self.adapters is None:
+            return self
+        adapters = replace(self.adapters, rank=rank)
+        return replace(self, text=self.text.replace(str(self.adapters), str(adapters)), adapters=adapters)
+
     @property
     def is_all(self) -> bool:
         return self.roles == set(ROLES)
@@ -216,7 +239,7 @@ class TrainedPart:
     def along(self) -> frozenset[str]:
         """The roles that are trained along: the head, and with roles of the backbone the position embedding, as
         released for attention-only fine-tuning (Touvron et al., 2022, section 4)."""
-        return frozenset({"head"} if self.roles <= {"head", "adapters"} else {"head", "positions"})
+        return frozenset({"head"} if self.roles <= {"head", "prompts", "adapters"} else {"head", "positions"})
 
     @property
     def way(self) -> Way:

@@ -59,6 +59,8 @@ class ViTConfig:
     reg_tokens: int = 0
     register_neurons: bool = False  # registers are zeros, and take over chosen neurons of the patches
     mask_token: bool = False  # a learned token for patches that are masked
+    prompts: int = 0  # learned tokens behind the patches that no head reads
+    prompts_deep: bool = False  # each block has its own prompts, which take the place of the last one's
     prefix_from: int = 0  # the block before which the class and register tokens join the patch tokens
 
     attn: BranchConfig = field(default_factory=BranchConfig)
@@ -194,7 +196,11 @@ class ViTConfig:
         return dataclasses.replace(self, **overrides)
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2)
+        values = dataclasses.asdict(self)
+        for name in ("prompts", "prompts_deep"):  # not in folders of trials that do without
+            if not values[name]:
+                del values[name]
+        return json.dumps(values, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> "ViTConfig":
@@ -247,7 +253,7 @@ def _check(config: ViTConfig) -> None:
     least = dict.fromkeys(
         ("in_chans", "embed_dim", "depth", "parallel", "num_heads", "mlp_dim", "head_dim", "pool_heads"), 1
     )
-    for name, number in {**least, "num_classes": 0, "reg_tokens": 0}.items():
+    for name, number in {**least, "num_classes": 0, "reg_tokens": 0, "prompts": 0}.items():
         value = getattr(config, name)
         if value is not None and value < number:
             raise UserError(f"{name} must be at least {number}, got {value}.")
@@ -287,6 +293,8 @@ def _check(config: ViTConfig) -> None:
             raise UserError(f"Registers turn as a square grid, and {config.reg_tokens} do not form one: use 4 or 9.")
     if config.patch_drop:
         _check_patch_drop(config)
+    if config.prompts:
+        _check_prompts(config)
     fixed, channels = config.position.startswith("sincos"), 2 if config.position == "sincos1d" else 4
     if fixed and config.embed_dim % channels:
         raise UserError(
@@ -329,6 +337,23 @@ def _check(config: ViTConfig) -> None:
             f"position='{config.position}' does not have entries for class or register tokens: set "
             "position_on_prefix=False."
         )
+
+
+def _check_prompts(config: ViTConfig) -> None:
+    """Prompts have no place, so nothing in a block may ask for it, or count the tokens."""
+    norms = [n for i in range(config.depth) for b in config.branches(i) for n in (b.before, b.inner, b.branch, b.after)]
+    mixing = [n.kind for n in norms if n is not None and n.kind != "layer" and not n.facts.token_wise]
+    others = {
+        "rotary positions": config.rope,
+        "relative positions": config.rel_pos,
+        "positions in attention": config.positional,
+        "values of the first block": config.value_mix,
+        "registers that are not trained": config.register_neurons,
+        "sequences": config.reads_tokens,
+        f"the norm {mixing[0]}" if mixing else "": mixing,
+    }
+    if there := [name for name, is_there in others.items() if is_there]:
+        raise UserError(f"prompts are tokens without a place, and this model has {there[0]}: train another part.")
 
 
 def _check_patch_drop(config: ViTConfig) -> None:

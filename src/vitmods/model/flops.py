@@ -30,7 +30,7 @@ def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
     kind: Any = MLPS[config.mlp_kind]
     heads = config.num_heads * (config.head_dim or c // config.num_heads)
     for block in range(config.depth):
-        n = config.num_patches + config.prefix_tokens(block)
+        n = config.num_patches + config.prefix_tokens(block) + config.prompts
         gates = {"none": 0, "channel": heads, "head": config.num_heads}[config.gate]
         values = c * heads if config.value_mix and block == 0 else 0
         branches = n * (c * gates + values) + 4 * n * c * heads + 2 * n * n * heads + n * kind.macs(c, config.mlp_dim)
@@ -61,5 +61,5 @@ def count_published(config: ViTConfig) -> int:
         for branch, hidden in zip(config.branches(block), (c, config.mlp_dim), strict=True):
             outside = (branch.before, branch.branch, branch.after)
             width = c * sum(norm is not None for norm in outside) + hidden * (branch.inner is not None)
-            values += config.parallel * (patches + config.prefix_tokens(block)) * width
+            values += config.parallel * (patches + config.prefix_tokens(block) + config.prompts) * width
     return count_macs(config) + 5 * values

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @torch.no_grad()
@@ -27,11 +27,19 @@ def initialize(model: Any, only: str = "") -> None:
     if next(model.parameters()).is_meta:  # where PyTorch would import its tracer
         return
     rules = {"timm": _timm, "big_vision": _big_vision, "beit": _beit}
+    if model.prompts is not None and not only:
+        draw_prompts(model.prompts, model.vit_config.in_chans * math.prod(model.vit_config.patch_size))
     for name, module in model.named_modules():
         if name.startswith(only):
             rules[model.vit_config.init](name, module, model)
     if isinstance(model.head, nn.Linear) and "head".startswith(only or "head"):
         nn.init.constant_(model.head.bias, model.vit_config.head_bias)
+
+
+def draw_prompts(prompts: Tensor, values: int) -> None:
+    """Draw prompts (..., C) as the weights of a map from the ``values`` of a patch (Jia et al., 2022)."""
+    bound = math.sqrt(6 / (values + prompts.shape[-1]))
+    nn.init.uniform_(prompts, -bound, bound)
 
 
 def _tokens(model: Any, position_std: float, token_std: float) -> None:

@@ -65,6 +65,7 @@ class Slot(StrEnum):
     ACTIVATION = "activation"
     POSITION = "position"
     PREFIX_TOKENS = "class and register tokens"
+    PROMPTS = "prompts"
     FINAL_NORM = "final norm"
     POOL = "pool"
     HEAD = "head"

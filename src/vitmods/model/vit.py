@@ -137,6 +137,8 @@ class ViT(nn.Module):
             del self.reg_token
             self.register_buffer("reg_token", torch.zeros(1, config.reg_tokens, dim))
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.mask_token else None
+        layers = config.depth if config.prompts_deep else 1
+        self.prompts = nn.Parameter(torch.zeros(layers, config.prompts, dim)) if config.prompts else None
         positions = initial_positions(config)
         self._set_positions(None if positions is None else positions.to(torch.get_default_dtype()))
         self.pos_drop = nn.Dropout(config.pos_drop)
@@ -226,12 +228,12 @@ class ViT(nn.Module):
             for name, _ in self.named_parameters()
             if name.endswith(("rope.freqs", "rel_pos.table", "value_mix.weight"))
         }
-        return {"pos_embed", "cls_token", "reg_token", "mask_token"} | stem | within
+        return {"pos_embed", "cls_token", "reg_token", "mask_token", "prompts"} | stem | within
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns that assign each parameter to the stem or a block, for layer-wise decay as in timm."""
         return {
-            "stem": r"^cls_token|^reg_token|^mask_token|^pos_embed|^patch_embed|^norm_pre",
+            "stem": r"^cls_token|^reg_token|^mask_token|^prompts|^pos_embed|^patch_embed|^norm_pre",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm|^fc_norm|^attn_pool|^pre_logits", (99999,))],
         }
 
@@ -335,7 +337,7 @@ class ViT(nn.Module):
                 if i not in take:
                     continue
                 out, prefix = self.norm(x) if norm else x, self.vit_config.prefix_tokens(i)
-                patches = out[:, prefix:]
+                patches = out[:, prefix : prefix + grid[0] * grid[1]]  # prompts come behind
                 outputs.append(patches.mT.unflatten(2, grid).contiguous() if output_fmt == "NCHW" else patches)
                 prefixes.append(out[:, :prefix])
         with_prefix = return_prefix_tokens and self.vit_config.num_prefix_tokens > 0
@@ -375,6 +377,9 @@ class ViT(nn.Module):
         depth = max(chosen) + 1
         pruned = _pruned(config, depth, prune_norm, prune_head)
         self.blocks = self.blocks[:depth]
+        if config.prompts_deep:
+            assert self.prompts is not None
+            self.prompts = nn.Parameter(self.prompts.detach()[:depth], self.prompts.requires_grad)
         if not pruned.num_prefix_tokens:
             self.cls_token = self.reg_token = None
         if prune_norm:
@@ -525,9 +530,20 @@ class ViT(nn.Module):
                 raise UserError(f"{names} mixes tokens: with is_causal a token would see later ones.")
         if index == self.vit_config.prefix_from > 0:
             x = self._prepend(x)
+        count, is_deep = self.vit_config.prompts, self.vit_config.prompts_deep
+        if self.prompts is not None:
+            if masks.of(x) is not None:
+                raise UserError(
+                    "Masks of attention are for tokens in order, and prompts have no place: leave them out."
+                )
+            for_head = False
+            if is_deep or index == 0:
+                x = torch.cat([x, self.prompts[index].to(x.dtype).expand(x.shape[0], -1, -1)], dim=1)
         if self.grad_checkpointing and torch.is_grad_enabled():
-            return checkpoint(self._run_block, index, x, masks, for_head, self._grid, use_reentrant=False)
-        return self._run_block(index, x, masks, for_head, self._grid)
+            x = checkpoint(self._run_block, index, x, masks, for_head, self._grid, use_reentrant=False)
+        else:
+            x = self._run_block(index, x, masks, for_head, self._grid)
+        return x[:, :-count] if count and (is_deep or index == len(self.blocks) - 1) else x
 
     def _run_block(self, index: int, x: Tensor, masks: BlockInputs, for_head: bool, grid: Grid | None) -> Tensor:
         """Run a block; with a mask on its attention it is called without fast forms."""

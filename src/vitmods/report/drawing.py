@@ -97,6 +97,7 @@ def _through(config: Config) -> list[Box]:
         *([Box("position", POSITIONS[config["position"]])] if config.get("position", "learn") in POSITIONS else []),
         *_norm("position_norm", config.get("position_norm")),
         *([Box("registers", f"+ {config['reg_tokens']} registers", "slot")] if config.get("reg_tokens") else []),
+        *([Box("prompts", f"+ {config['prompts']} prompts", "slot")] if config.get("prompts") else []),
         *([Box("patch_drop", "drops patches", "slot")] if config.get("patch_drop") else []),
         *_blocks(config),
         *(ends if config.get("num_classes", 1) else [*final, Box("head", "the task's modules")]),

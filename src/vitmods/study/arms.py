@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmods.adapters.libraries import LIBRARIES
-from vitmods.finetune.roles import ALL, WAYS, TrainedPart
+from vitmods.finetune.roles import ALL, MATCH, WAYS, TrainedPart
 from vitmods.recipes.recipe import fields_by_name
 from vitmods.study.grid import read_value, show_value
 from vitmods.util.errors import UserError
@@ -108,7 +108,7 @@ def _adapt(text: str) -> LineUp | None:
     """Ways to adapt trained weights, beside base, which trains all of them."""
     if text != "adapt":
         return None
-    arms = ("attention", "ffn", "head", "train(norms)", "biases", "last", "lora(rank=8)", "dora(rank=8)")
+    arms = ("attention", "ffn", "head", "train(norms)", "biases", "last", "lora(rank=8)", "prompts(10,deep=true)")
     return LineUp("adapt", "Eight ways to adapt trained weights", arms, (), start="a checkpoint or a timm model")
 
 
@@ -370,6 +370,14 @@ class Arm:
     start: str | None = None
     """trained weights that it starts from, changes included; None: base's"""
 
+    def __post_init__(self) -> None:
+        """What its changes train joins what is trained: it starts from nothing trained."""
+        added = [role for change in self.changes if (role := getattr(change, "trains", ""))]
+        trained = self.recipe.get("train", "")
+        if added and trained != ALL:
+            parts = dict.fromkeys([*filter(None, split_outside(trained, "+")), *added])
+            object.__setattr__(self, "recipe", {**self.recipe, "train": "+".join(parts)})
+
     @property
     def short(self) -> str:
         """The changes in their shell form, e.g. `dpn+norm(rms)`."""
@@ -476,6 +484,25 @@ def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
     if not made:
         raise UserError("A study needs an arm besides base, for example dpn; `vitmods changes` lists all changes.")
     return tuple(made.values())
+
+
+def with_matched_ranks(arms: Iterable[Arm]) -> tuple[Arm, ...]:
+    """The arms, where low-rank adapters have the rank with which they train as many parameters as `attention`.
+
+    Raises UserError if no arm has such adapters.
+    """
+    parts = {arm: TrainedPart.of(arm.recipe.get("train", ALL)) for arm in arms}
+    if not any(part.adapters for part in parts.values()):
+        raise UserError(
+            "--match parameters chooses ranks of low-rank adapters: add an arm lora or dora, or leave it out."
+        )
+    texts = {arm: part.with_rank(MATCH).text for arm, part in parts.items()}
+    return tuple(
+        replace(arm, name=arm.name.replace(part.text, texts[arm]), recipe={**arm.recipe, "train": texts[arm]})
+        if part.adapters
+        else arm
+        for arm, part in parts.items()
+    )
 
 
 def _make_arm(name: str, content: Any) -> Arm:

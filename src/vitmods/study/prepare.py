@@ -340,7 +340,7 @@ def describe_model(cell: Cell, model: nn.Module, base: Base) -> ModelFacts:
         changes.append(ChangeFacts(f"from {arm.start}", "Starts from its own trained weights", summary))
     if (trained := arm.recipe.get("train")) == ALL:
         changes.append(ChangeFacts(f"train({ALL})", "All weights are trained", "Nothing is frozen."))
-    elif trained is not None:
+    elif trained is not None and all(trained != getattr(change, "trains", "") for change in arm.changes):
         changes.append(ChangeFacts(f"train({trained})", **TrainedPart.of(trained).way._asdict()))
     if others := {name: value for name, value in arm.recipe.items() if name != "train"}:
         names = listing([name.replace("_", " ") for name in others])

@@ -553,6 +553,9 @@ def check_settings(settings: Settings) -> None:
                     f"Arm {arm.name} sets {name}={arm.recipe[name]}, and {name} is {what} for every arm alike. Leave "
                     f"it out of the arm, or of what is {what}."
                 )
+    for arm in settings.arms:
+        if any(getattr(change, "trains", "") for change in arm.changes) and not (arm.start or fixed.get("start")):
+            raise UserError(f"Arm {arm.name} adapts trained weights and freezes them: add --from WEIGHTS.")
     set_somewhere = swept.union((name for name, _ in settings.tune.fields), *(arm.recipe for arm in settings.arms))
     has_one_kind = set_somewhere.isdisjoint(("optimizer", "schedule"))  # else another point or arm may read a field
     for setting, arm, point in itertools.product(settings.sweep.points, settings.every_arm, settings.tune.points):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vitmods.model.config import ViTConfig
 from vitmods.model.names import MODELS, parse_name
@@ -17,7 +17,16 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import fields_by_name
 from vitmods.recipes.registry import split_recipe
 from vitmods.recipes.schedule import WARMUPS
-from vitmods.study.arms import BASE, Arm, FunctionSpec, base_function, is_foreign, make_arms, table_of
+from vitmods.study.arms import (
+    BASE,
+    Arm,
+    FunctionSpec,
+    base_function,
+    is_foreign,
+    make_arms,
+    table_of,
+    with_matched_ranks,
+)
 from vitmods.study.cells import ImageOptions
 from vitmods.study.checkpoints import arms_in, check_weights_for, refuse_two_meanings, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
@@ -68,6 +77,8 @@ class Study:
         pretrain: a task or a recipe with settings, as "beit(epochs=50,codes=512)", by which base and every arm are
             first trained without labels; they then start from these weights (docs/pretraining.md).
         pretrain_data: the images of that stage; None: those of `data`, all that `limit_train` leaves out too.
+        match: `parameters` gives the adapters of arms `lora` and `dora` the rank with which they train as many
+            parameters as `attention`.
         budget: what runs may take by default, as in `run`. As "2h" it also chooses model, image size and length of the
             training as far as they are None (docs/study.md).
         settings: metric, margin, design, tuning, sweep, folds: see `vitmods.study.StudySettings`.
@@ -91,6 +102,7 @@ class Study:
         positions: Resampling = "bicubic",
         pretrain: str | None = None,
         pretrain_data: str | Path | None = None,
+        match: Literal["parameters"] | None = None,
         budget: str | int | Budget | None = None,
         settings: StudySettings = USUAL_SETTINGS,
         images: ImageOptions = USUAL_IMAGES,
@@ -104,8 +116,8 @@ class Study:
         seeds = seeds if isinstance(seeds, int | None) else tuple(seeds)
         self._arguments: dict[str, Any] = {
             "base": base, "arms": arms, "data": data, "recipe": recipe, "seeds": seeds, "task": task, "start": start,
-            "positions": positions, "pretrain": pretrain, "pretrain_data": pretrain_data, "budget": budget,
-            "settings": settings, "images": images,
+            "positions": positions, "pretrain": pretrain, "pretrain_data": pretrain_data, "match": match,
+            "budget": budget, "settings": settings, "images": images,
         }  # fmt: skip
         self._budget = budget
         self._stages: TwoStages | None = None
@@ -130,6 +142,10 @@ class Study:
         chosen_seeds = make_seeds((of_start or settings.usual_seeds) if seeds is None else seeds)
         # Arms are made before the images, which may be many, are listed.
         chosen_arms = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)
+        if match not in (None, "parameters"):
+            raise UserError(f"match is parameters or None, not {match!r}.")
+        if match is not None:
+            chosen_arms = with_matched_ranks(chosen_arms)
         if self._arguments["pretrain"] is not None:
             if of_parts := [arm.name for arm in chosen_arms if arm.recipe]:
                 raise UserError(_one_by_one(f"the arm {of_parts[0]}, which sets what is trained"))
