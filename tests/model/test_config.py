@@ -78,6 +78,8 @@ def configs(draw):
         "head_scale": draw(st.booleans()),
         "rel_pos": False,
         "register_neurons": False,
+        "prompts": 0,
+        "prompts_deep": draw(st.booleans()),
         "gate": draw(st.sampled_from(["none", "channel", "head"])),
         "value_mix": parallel == 1 and not prefix_from and draw(st.booleans()),
         "norm_scale": parallel == 1 and draw(st.booleans()),

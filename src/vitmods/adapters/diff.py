@@ -18,10 +18,11 @@ from vitmods.changes.insertions import After, Heads, OnBranch
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
+from vitmods.util.text import Printed
 
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(Printed):
     """Differences between two models; prints as a table."""
 
     params: tuple[int, int]

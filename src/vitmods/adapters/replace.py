@@ -13,6 +13,7 @@ from vitmods.adapters.surgery import swap_norms
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.norm import Norm
 from vitmods.util.errors import UserError
+from vitmods.util.text import Printed
 
 
 class Replaced(NamedTuple):
@@ -20,6 +21,9 @@ class Replaced(NamedTuple):
 
     model: nn.Module
     rows: tuple[NormRow, ...]
+
+    def _repr_html_(self) -> str:
+        return Printed._repr_html_(self)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return table(self.rows)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitmods.model.names import SIZES
 from vitmods.util.errors import UserError
-from vitmods.util.text import first_of, plural
+from vitmods.util.text import Printed, first_of, plural
 
 _BLOCK = re.compile(r"((?:blocks|layers?|encoder_layer|encoderblock)[._])\d+")
 LEFTOVERS = {
@@ -112,7 +112,7 @@ def group_blocks(lines: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Coverage:
+class Coverage(Printed):
     """The account of every tensor of a foreign model; prints as a table."""
 
     source: str

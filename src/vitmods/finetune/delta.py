@@ -17,7 +17,7 @@ from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import write_atomically
 from vitmods.util.limits import parse_json
-from vitmods.util.text import first_of
+from vitmods.util.text import Printed, first_of
 
 FORMAT = "vitmods-delta-1"
 _BESIDE = "task:"  # before the names of the modules' tensors
@@ -195,7 +195,7 @@ def fingerprint_of(weights: Mapping[str, Tensor]) -> str:
     return hashlib.blake2b("".join(lines).encode(), digest_size=8).hexdigest()
 
 
-class MultiTask(nn.Module):
+class MultiTask(Printed, nn.Module):
     """Serves several fine-tuned models that have most weights in common; for inference.
 
     ``multi["pets"]`` is the ViT of a task, with its own head, positions and resolution; ``multi(images, "pets")`` calls

@@ -8,10 +8,11 @@ from torch import nn
 from vitmods.finetune.adapters import add_adapters
 from vitmods.finetune.roles import ROLES, THIRD, TrainedPart, layer_of_parameters, parameter_roles
 from vitmods.util.errors import UserError
+from vitmods.util.text import Printed
 
 
 @dataclass(frozen=True)
-class Trained:
+class Trained(Printed):
     """The trained parameters; prints as a table with a row for each role."""
 
     rows: tuple[tuple[str, int, int], ...]

@@ -7,8 +7,10 @@ Sections that other packages add to the report of a study.
 
 from __future__ import annotations
 
+import html
 import re
 import textwrap
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -147,6 +149,29 @@ def summary_figure(answer: Answer) -> Any:
     return drawn
 
 
+class ReportFile(type(Path())):  # type: ignore[misc]
+    """The path of a report, whose content a notebook shows."""
+
+    def _repr_html_(self) -> str:
+        kind, content = self.suffix.lower(), self.read_bytes()
+        if kind == ".svg":
+            return content.decode()
+        if kind in (".png", ".pdf"):
+            place = f"data:{'image/png' if kind == '.png' else 'application/pdf'};base64,{b64encode(content).decode()}"
+            return f'<embed src="{place}" width="100%">'
+        return (
+            f'<iframe srcdoc="{html.escape(content.decode())}" style="width: 100%; height: 40em; border: 0"></iframe>'
+        )
+
+
+@VIEWS.register("notebook")
+def notebook(answer: Answer) -> str:
+    """Return the headline, the intervals as a plot, and the table of effects."""
+    if not answer.arms:
+        return f"<pre>{html.escape(repr(answer))}</pre>"
+    return summary(answer) + answer.headline.decision(answer.decision)._repr_html_()
+
+
 @VIEWS.register("html")
 def write_report(answer: Answer, out: str | Path | None = None) -> Path:
     """Write the report of a study, finished or not, as one self-contained HTML file; returns its path.
@@ -164,7 +189,7 @@ def write_report(answer: Answer, out: str | Path | None = None) -> Path:
         content = file_of(summary_figure(answer), kind[1:])
     else:
         content = (summary(answer) if kind == ".svg" else render(answer)).encode()
-    return write_output(path, content)
+    return ReportFile(write_output(path, content))
 
 
 def render(answer: Answer) -> str:

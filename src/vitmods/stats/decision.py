@@ -91,6 +91,9 @@ class Decision:
             lines.append("; ruled out: ".join(filter(None, (line, ", ".join(self.ruled_out)))))
         return lines
 
+    def _repr_html_(self) -> str:
+        return tables.as_html(list(self.effects.values()), self.summary())
+
     def to_markdown(self) -> str:
         """A table for a README."""
         return tables.markdown(list(self.effects.values()), self.summary())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
 
@@ -39,6 +40,14 @@ def markdown(effects: Sequence[Effect], notes: Sequence[str] = ()) -> str:
     table = [_header(effects), ("---",) * len(HEADER), *rows(effects)]
     lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in table]
     return "\n".join([*lines, *(["", *(f"- {note}" for note in notes)] if notes else [])])
+
+
+def as_html(effects: Sequence[Effect], notes: Sequence[str] = ()) -> str:
+    """A table for a notebook, and the notes as a list."""
+    lines = ["<table>"]
+    for tag, row in [("th", _header(effects)), *(("td", row) for row in rows(effects))]:
+        lines.append("<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>")
+    return "\n".join([*lines, "</table>", "<ul>", *(f"<li>{html.escape(note)}</li>" for note in notes), "</ul>"])
 
 
 def latex(effects: Sequence[Effect]) -> str:

@@ -223,6 +223,9 @@ class Answer:
     def __repr__(self) -> str:
         return str(VIEWS["text"](self))
 
+    def _repr_html_(self) -> str:
+        return str(VIEWS["notebook"](self))
+
     @property
     def _table(self) -> Decision:
         if not self.arms:
@@ -279,7 +282,8 @@ class Answer:
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report as one HTML file, or as a figure of the verdicts if the name ends with .svg, .pdf or .png;
-        returns its path. The default is report.html in the study's folder, or report-dpn.html with the reference dpn.
+        returns its path, whose content a notebook shows. The default is report.html in the study's folder, or
+        report-dpn.html with the reference dpn.
 
         results.json and results.csv, which are always against base, are written too; failing to write them is only a
         warning if the report goes elsewhere. Raises UserError if the report cannot be written.

@@ -62,7 +62,7 @@ from vitmods.train.options import RunOptions
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import rendered
-from vitmods.util.text import duration, first_of, listing, plural, size
+from vitmods.util.text import Printed, duration, first_of, listing, plural, size
 
 SEEDS = (3, 5, 8, 16)
 WIDTH = 100  # of what is printed
@@ -90,7 +90,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Printed):
     """The printed estimate of `vitmods compare --dry-run`.
 
     workers:      trials at a time, of which `parallel` do not slow each other down: on GPUs one each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shlex
 import unicodedata
@@ -9,6 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+
+
+class Printed:
+    """A notebook shows what `print` does."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def plural(count: int, singular: str, many: str | None = None) -> str:
