@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods.util.errors import UserError
 
 TINY = {"img_size": 8, "num_classes": 5}
 
@@ -140,3 +141,10 @@ def test_gradient_checkpointing_changes_nothing_but_memory():
         model(images).square().sum().backward()
         results.append([p.grad.clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@pytest.mark.parametrize("name", ["pixel_values", "labels"])
+def test_inputs_by_hugging_faces_names_are_refused_with_the_way_to_its_trainer(name):
+    model = vm.vit("mu1/4", img_size=8)
+    with pytest.raises(UserError, match=f"no {name}=.*in_place=True"):
+        model(**{"x": torch.zeros(1, 3, 8, 8), name: torch.zeros(1)})

@@ -16,6 +16,7 @@ from vitmods.cli import main
 from vitmods.cli.compare import USUAL_ARMS, Compare, make_study
 from vitmods.cli.options import parse
 from vitmods.finetune import parameter_roles
+from vitmods.model.flops import count_macs
 from vitmods.recipes import finetune, plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm, arm_from_text, make_arms
@@ -23,6 +24,7 @@ from vitmods.study.bases import make_base
 from vitmods.study.cells import ImageOptions, Trial
 from vitmods.study.checkpoints import Start, open_trial
 from vitmods.study.executors import StudyOptions
+from vitmods.study.frozen import times_at_other_sizes
 from vitmods.study.grid import AS_IS
 from vitmods.study.prepare import build_arms
 from vitmods.study.settings import Settings
@@ -491,3 +493,17 @@ def test_eight_ways_to_adapt_fit_a_shallow_model(checkpoint):
     models = {cell.arm.name: model for cell, model in build_arms(study.settings, AS_IS, 10)}
     trained = {name: sum(p.numel() for p in m.parameters() if p.requires_grad) for name, m in models.items()}
     assert trained["head"] < trained["biases"] < trained["lora(rank=8)"] < trained["attention"] < trained["base"]
+
+
+def test_a_dry_run_states_what_other_image_sizes_take(tmp_path):
+    file = tmp_path / "trained.safetensors"
+    vm.export(vm.vit("mu1/14", img_size=98, in_chans=1, num_classes=3).eval(), file)
+    study = make(str(file), arms=["head"], img_size=98)
+    line = times_at_other_sizes(study.settings)
+    small, large = (
+        count_macs(vm.ViTConfig.from_name("mu1/14", img_size=s, in_chans=1, num_classes=1)) for s in (98, 518)
+    )
+    assert line.startswith("A step of base takes about")
+    assert f"{large / small:.2g} times as long at 518 px" in line
+    assert " 98 px" not in line
+    assert times_at_other_sizes(make(str(file), arms=["head"], img_size=14).settings) == ""

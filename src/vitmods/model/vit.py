@@ -173,6 +173,15 @@ class ViT(nn.Module):
     num_prefix_tokens = property(lambda self: self.vit_config.num_prefix_tokens)
     global_pool = property(lambda self: "" if self.vit_config.pool == "none" else self.vit_config.pool)
 
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """As any module; Hugging Face's names of inputs get an error that helps."""
+        if given_names := sorted({"pixel_values", "labels", "input_ids"} & keywords.keys()):
+            raise UserError(
+                f"A vitmods ViT is called as model(images) and computes no loss, so it takes no {given_names[-1]}=. "
+                "vm.apply(model, ..., in_place=True) keeps the class of a Hugging Face model, which the Trainer trains."
+            )
+        return super().__call__(*args, **keywords)
+
     def forward(
         self,
         x: Tensor,

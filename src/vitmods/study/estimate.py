@@ -39,7 +39,7 @@ from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_
 from vitmods.study.cells import MOST_SEEDS, Cell
 from vitmods.study.design import DESIGNS
 from vitmods.study.executors import Keep
-from vitmods.study.frozen import trained_lines
+from vitmods.study.frozen import times_at_other_sizes, trained_lines
 from vitmods.study.grid import Point
 from vitmods.study.prepare import (
     PreparedStudy,
@@ -259,6 +259,7 @@ class Estimate(Printed):
                 f"Images: {splits}. A trial has {listing(lengths)}.{tried}",
                 f"{to_run}, {self.workers} at a time: {lasts}.",
                 *(part for line in trained_lines(self.settings, self.frozen) for part in textwrap.wrap(line, WIDTH)),
+                *textwrap.wrap(times_at_other_sizes(self.settings), WIDTH),
                 *self._trials_of_others(),
                 f"Final weights that stay in the folder ({self.keep_weights}) take {size(self.weights_bytes())}; with "
                 f"--keep-weights {other} {size(self.weights_bytes(other))}.",

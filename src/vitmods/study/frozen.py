@@ -13,14 +13,18 @@ from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs
 from vitmods.evals.protocols import check_protocols
+from vitmods.model.config import ViTConfig
+from vitmods.model.flops import count_macs
 from vitmods.study.cells import Cell
 from vitmods.study.settings import Settings
-from vitmods.study.trial import TrialRunner, answer_splits
+from vitmods.study.trial import TrialRunner, answer_splits, base_config
 from vitmods.train.device import place
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing, printable
 
 LEARNERS = ("probe", "knn")
+USUAL_SIDES = (98, 224, 518)
+"""pixels: small photographs, most published weights, and those of DINOv2"""
 
 
 def frozen_scores(model: nn.Module, runner: TrialRunner, settings: Settings, cell: Cell) -> dict[str, Any]:
@@ -47,6 +51,22 @@ def frozen_scores(model: nn.Module, runner: TrialRunner, settings: Settings, cel
     finally:
         model.to("cpu")
     return {name: value / images for name, value in right.items()}
+
+
+def times_at_other_sizes(settings: Settings) -> str:
+    """State what a step of base would take at the usual image sizes, by its multiply-adds; empty for new weights,
+    smaller images, and a base without a config, whose multiply-adds at another size are not known."""
+    cell = settings.cells[0]
+    config = base_config(cell, 1) if "start" in settings.fixed else None
+    if not isinstance(config, ViTConfig) or min(config.img_size) < min(USUAL_SIDES) / 2:
+        return ""
+    times = list[str]()
+    for side in USUAL_SIDES:
+        sides = tuple(max(1, round(side / patch)) * patch for patch in config.patch_size)
+        if sides != config.img_size:
+            ratio = count_macs(config.with_(img_size=sides)) / count_macs(config)
+            times.append(f"{ratio:.2g} times as long at {sides[0]} px")
+    return f"A step of base takes about {listing(times)}, by multiply-adds (--img-size)."
 
 
 def trained_lines(settings: Settings, frozen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
