@@ -7,28 +7,36 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 import torch
 from torch import nn
 
-from vitmods.adapters.huggingface import open_changed_huggingface
+from vitmods.adapters.apply import as_vit
+from vitmods.adapters.huggingface import open_changed_huggingface, to_huggingface
 from vitmods.adapters.inputs import find_inputs
 from vitmods.adapters.replay import TOLERANCE
 from vitmods.adapters.running import difference, tensors_of
-from vitmods.adapters.surgery import outputs_of, width_of
+from vitmods.adapters.own import preparation
+from vitmods.adapters.surgery import outputs_of, record_of_changes, width_of
+from vitmods.adapters.timm_folder import timm_words, write_timm_folder
+from vitmods.adapters.transfer import OTHERWISE
 from vitmods.changes import Change
+from vitmods.fast.optimize import as_plain
+from vitmods.model.vit import ViT
 from vitmods.study.arms import FunctionSpec
 from vitmods.study.bases import ForeignBase, load_into, options_of, rebuilt, record_of
 from vitmods.study.store import read_object
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_atomically, write_json
+from vitmods.util.files import make_folder, write_atomically, write_json
 
 DESCRIPTION, CONFIG, WEIGHTS = "vitmods.json", "config.json", "model.safetensors"
+Library = Literal["timm", "hf"]
+Origin = str | Callable[..., nn.Module] | None
 
 
-def write_changed(model: nn.Module, folder: Path, base: str | Callable[..., nn.Module] | None = None) -> str | None:
+def write_changed(model: nn.Module, folder: Path, base: Origin = None) -> str | None:
     """Write a model that was changed in place to a folder that exists, and open it again to compare.
 
     Hugging Face's models are written by their own `save_pretrained`, with the changes in config.json. Of others
@@ -47,19 +55,9 @@ def write_changed(model: nn.Module, folder: Path, base: str | Callable[..., nn.M
     if is_huggingface:
         model.save_pretrained(folder)  # type: ignore[operator]
     else:
-        images = next(tensors_of(inputs)) if inputs else torch.empty(0)
-        name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
-        if (base is None and name is None) or images.ndim != 4:
-            raise UserError(
-                f"A {type(model).__name__} cannot be written without its origin: give base=, as timm:NAME, "
-                "torchvision:NAME or a function that makes models of images."
-            )
-        spec = f"timm:{name}" if base is None else base if isinstance(base, str) else FunctionSpec.of(base)
-        size = getattr(getattr(model, "patch_embed", None), "img_size", None) or images.shape[2:]
-        classes = getattr(model, "num_classes", outputs[0].shape[-1])
-        foreign = ForeignBase(spec, classes, (size[0], size[1]), images.shape[1])
+        foreign = _origin_of(model, base)
         changes: tuple[Change, ...] = model.vm_changes  # type: ignore[assignment]
-        if spec.startswith("timm:"):
+        if foreign.spec.startswith("timm:"):
             architecture = _write_as_timm(model, folder, foreign, changes)
         from safetensors.torch import save
 
@@ -82,6 +80,92 @@ def write_changed(model: nn.Module, folder: Path, base: str | Callable[..., nn.M
         )
         raise UserError(f"{error}{remedy}") from error
     return architecture
+
+
+def _origin_of(model: nn.Module, base: Origin) -> ForeignBase:
+    inputs = find_inputs(model, None, width_of(model))
+    images = next(tensors_of(inputs)) if inputs else torch.empty(0)
+    name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+    if (base is None and name is None) or images.ndim != 4:
+        raise UserError(
+            f"A {type(model).__name__} cannot be written without its origin: give base=, as timm:NAME, "
+            "torchvision:NAME or a function that makes models of images."
+        )
+    spec = f"timm:{name}" if base is None else base if isinstance(base, str) else FunctionSpec.of(base)
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or images.shape[2:]
+    classes = getattr(model, "num_classes", outputs_of(model, inputs)[0].shape[-1])  # type: ignore[arg-type]
+    return ForeignBase(spec, classes, (size[0], size[1]), images.shape[1])
+
+
+def write_library(model: nn.Module, folder: Path, library: Library, base: Origin = None) -> str:
+    """Write a folder that timm or transformers opens without vitmods, and compare what it opens. What their classes do
+    not know is folded into the weights.
+
+    Args:
+        base: see `write_changed`.
+
+    Returns the architecture that timm makes, or the class of transformers. Raises UserError, before a file is
+    written, where the library's classes cannot express the model.
+    """
+    from vitmods.adapters.timm import timm_arguments
+
+    try:
+        if library == "hf":
+            return _write_as_huggingface(model, folder)
+        plain, theirs = as_plain(model), None
+        if _is_of("timm", model):
+            make_folder(folder)
+            theirs = _write_as_timm(plain, folder, _origin_of(model, base), getattr(plain, "vm_changes", ()))
+        if theirs is not None:
+            return theirs
+        vit = plain if isinstance(plain, ViT) else as_plain(as_vit(plain))
+        assert isinstance(vit, ViT)
+        if timm_words(vit.vit_config) is None:
+            timm_arguments(vit.vit_config)  # raises, naming what timm's ViT does not have
+            raise UserError(
+                "timm makes this model only from arguments that a file cannot hold, such as eps or classes."
+            )
+        return write_timm_folder(vit, folder)
+    except UserError as error:
+        raise UserError(
+            f"This model cannot be one of {library} alone: {str(error).removesuffix(f' {OTHERWISE}')} Write it as ONNX "
+            "(--to onnx), as a program of torch.export (--to torch), or as a folder that vitmods opens (--to hub)."
+        ) from error
+
+
+def _is_of(library: str, model: nn.Module) -> bool:
+    return library in {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
+
+
+def _write_as_huggingface(model: nn.Module, folder: Path) -> str:
+    plain = as_plain(model)
+    if _is_of("transformers", model) and not record_of_changes(plain):
+        theirs: Any = plain
+        vars(theirs.config).pop("vitmods_changes", None)
+    else:
+        vit = plain if isinstance(plain, ViT) else as_vit(plain)
+        try:
+            theirs = to_huggingface(vit.float())
+        except UserError:
+            theirs = to_huggingface(as_plain(vit))
+    inputs = find_inputs(theirs, None, width_of(theirs))
+    outputs = theirs.config.num_labels
+    seen = preparation(model, outputs)
+    if names := seen.get("label_names"):
+        theirs.config.id2label, theirs.config.label2id = dict(enumerate(names)), {n: i for i, n in enumerate(names)}
+    make_folder(folder)
+    theirs.save_pretrained(folder)
+    sides = theirs.config.image_size
+    rows, columns = (sides, sides) if isinstance(sides, int) else sides
+    pixels = {f"image_{name}": seen[name] for name in ("mean", "std") if name in seen}
+    size = {"height": rows, "width": columns}
+    write_json(
+        folder / "preprocessor_config.json", {"image_processor_type": "ViTImageProcessor", "size": size, **pixels}
+    )
+    again = type(theirs).from_pretrained(folder, local_files_only=True).to(theirs.device)
+    if inputs and not difference(outputs_of(theirs, inputs), outputs_of(again, inputs)) <= TOLERANCE:
+        raise UserError(f"What transformers opens from {folder} computes something else.")
+    return type(theirs).__name__
 
 
 def _write_as_timm(model: nn.Module, folder: Path, base: ForeignBase, changes: Sequence[Change]) -> str | None:
@@ -113,6 +197,8 @@ def _write_as_timm(model: nn.Module, folder: Path, base: ForeignBase, changes: S
         again.to(next(model.parameters())).load_state_dict(model.state_dict())
         if inputs and difference(outputs_of(model, inputs), outputs_of(again, inputs)) <= TOLERANCE:
             arguments = {**options_of(base.spec), **options, "img_size": list(base.img_size), "in_chans": base.in_chans}
+            seen = preparation(model, base.num_classes)
+            again.pretrained_cfg.update({name: seen[name] for name in seen if name != "task"})  # type: ignore[operator]
             save_for_hf(again, str(folder), model_args=arguments, safe_serialization=True)
             return name
     return None
