@@ -141,7 +141,7 @@ def plain(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
             before = (branch.before, f"norm{n}", matrix.shape[0], folded.norm_scale_at(i))
             inside = (branch.inner, f"{writer.partition('.')[0]}.norm", matrix.shape[1], 1.0)
             for norm, name, width, gain in (before, inside):
-                if norm != _with_gain(norm):
+                if norm is not None and norm != _with_gain(norm):
                     new[f"blocks.{i}.{name}.weight"] = matrix.new_full((width,), gain)
                     new |= {f"blocks.{i}.{name}.bias": matrix.new_zeros(width)} if norm.kind == "layer" else {}
 

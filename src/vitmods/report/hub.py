@@ -67,7 +67,8 @@ def model_card(
     config = {"environment": {}, **config} if config else {}
     return templates().get_template("card.md").render(
         name=name, config=config, result=result, data=data, arm=arm, answer=answer, architecture=architecture,
-        ours=OURS, library=library, metadata=_metadata(name, library, config, result, data, license), version=__version__,
+        ours=OURS, library=library, version=__version__,
+        metadata=_metadata(name, library, config, result, data, license),
         vit=None if model is None else model.vit_config,
         parameters=0 if model is None else sum(parameter.numel() for parameter in model.parameters()),
         changes=[edit for edit in edits if isinstance(edit, Change)], without_places=without_places,

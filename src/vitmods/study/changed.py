@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import urlencode
 
 import torch
@@ -16,9 +16,9 @@ from torch import nn
 from vitmods.adapters.apply import as_vit
 from vitmods.adapters.huggingface import open_changed_huggingface, to_huggingface
 from vitmods.adapters.inputs import find_inputs
+from vitmods.adapters.own import preparation
 from vitmods.adapters.replay import TOLERANCE
 from vitmods.adapters.running import difference, tensors_of
-from vitmods.adapters.own import preparation
 from vitmods.adapters.surgery import outputs_of, record_of_changes, width_of
 from vitmods.adapters.timm_folder import timm_words, write_timm_folder
 from vitmods.adapters.transfer import OTHERWISE
@@ -112,14 +112,13 @@ def write_library(model: nn.Module, folder: Path, library: Library, base: Origin
     try:
         if library == "hf":
             return _write_as_huggingface(model, folder)
-        plain, theirs = as_plain(model), None
+        plain = as_plain(model)
         if _is_of("timm", model):
-            make_folder(folder)
-            theirs = _write_as_timm(plain, folder, _origin_of(model, base), getattr(plain, "vm_changes", ()))
-        if theirs is not None:
-            return theirs
-        vit = plain if isinstance(plain, ViT) else as_plain(as_vit(plain))
-        assert isinstance(vit, ViT)
+            changes = getattr(plain, "vm_changes", ())
+            theirs = _write_as_timm(plain, make_folder(folder), _origin_of(model, base), changes)
+            if theirs is not None:
+                return theirs
+        vit = cast(ViT, as_plain(as_vit(plain)))
         if timm_words(vit.vit_config) is None:
             timm_arguments(vit.vit_config)  # raises, naming what timm's ViT does not have
             raise UserError(
@@ -143,14 +142,9 @@ def _write_as_huggingface(model: nn.Module, folder: Path) -> str:
         theirs: Any = plain
         vars(theirs.config).pop("vitmods_changes", None)
     else:
-        vit = plain if isinstance(plain, ViT) else as_vit(plain)
-        try:
-            theirs = to_huggingface(vit.float())
-        except UserError:
-            theirs = to_huggingface(as_plain(vit))
+        theirs = to_huggingface(cast(ViT, as_plain(as_vit(plain))))
     inputs = find_inputs(theirs, None, width_of(theirs))
-    outputs = theirs.config.num_labels
-    seen = preparation(model, outputs)
+    seen = preparation(model, theirs.config.num_labels)
     if names := seen.get("label_names"):
         theirs.config.id2label, theirs.config.label2id = dict(enumerate(names)), {n: i for i, n in enumerate(names)}
     make_folder(folder)
@@ -198,7 +192,8 @@ def _write_as_timm(model: nn.Module, folder: Path, base: ForeignBase, changes: S
         if inputs and difference(outputs_of(model, inputs), outputs_of(again, inputs)) <= TOLERANCE:
             arguments = {**options_of(base.spec), **options, "img_size": list(base.img_size), "in_chans": base.in_chans}
             seen = preparation(model, base.num_classes)
-            again.pretrained_cfg.update({name: seen[name] for name in seen if name != "task"})  # type: ignore[operator]
+            known: Any = again.pretrained_cfg
+            known.update({name: seen[name] for name in seen if name != "task"})
             save_for_hf(again, str(folder), model_args=arguments, safe_serialization=True)
             return name
     return None
