@@ -29,7 +29,7 @@ Format = Literal["torch", "onnx", "safetensors"]
 Precision = Literal["float32", "float16", "int8"]
 ENDINGS: dict[str, str] = {"torch": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
 EXTRA = "metadata.json"  # beside the program of torch.export
-TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "int8": 0.1}
+TOLERANCE = {"float32": 1e-4, "float16": 5e-2, "int8": 0.1}
 DYNAMIC = 3  # images to trace with when the batch is left open: 0 and 1 would be taken as constants
 _TYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.float32}
 
@@ -60,7 +60,7 @@ def export(
             Runtime: linear maps in 8 bits, in blocks of 32 numbers with a scale each. None: the model's own.
 
     Raises UserError when the format is unknown, a library is missing, the disk refuses, the model cannot be written so,
-    or what was written differs by more than 1e-4 (2e-2 in half precision, 0.1 in int8). Nothing is overwritten then.
+    or what was written differs by more than 1e-4 (5e-2 in half precision, 0.1 in int8). Nothing is overwritten then.
     """
     path = Path(path)
     kind: str | None = to or next((kind for kind, ending in ENDINGS.items() if path.suffix == ending), None)
@@ -75,11 +75,9 @@ def export(
         raise UserError(f"The precision '{precision}' is unknown. {nearest(precision, _TYPES)}")
     if precision == "int8" and kind != "onnx":
         raise UserError("int8 is written as ONNX: take to='onnx', or precision='float16'.")
-    if kind == "safetensors" and batch is not None:
-        raise UserError("safetensors holds only weights, which fit any batch: leave batch out.")
-    if kind == "safetensors" and img_size == "any":
-        raise UserError("safetensors holds only weights: leave img_size='any' out, or write a graph.")
-    if model.training:
+    if kind == "safetensors" and (batch is not None or img_size == "any"):
+        raise UserError("safetensors holds only weights, which fit any batch: leave batch and img_size='any' out.")
+    if any(module.training for module in model.modules()):
         raise UserError("The model is in training mode, where norms and dropout differ: call model.eval() first.")
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     if kind == "onnx" and precision is None and dtype != torch.float32:
@@ -98,11 +96,10 @@ def export(
     most = TOLERANCE["int8" if precision == "int8" else "float32" if exact else "float16"]
     work = _Work(source, batch, img_size == "any", precision)
     try:
-        with disk_errors(path), _explained(work):
+        with explaining(work.refusal), disk_errors(path):
             difference = work.difference(write(work, temporary))
-        if not difference <= most:
-            raise UserError(f"The {kind} outputs differ by {difference:.1e} of the largest output: not written.")
-        with disk_errors(path):
+            if not difference <= most:
+                raise UserError(f"The {kind} outputs differ by {difference:.1e} of the largest output: not written.")
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -130,15 +127,14 @@ class Foreign(nn.Module):
         self.model = model
         inputs = find_inputs(model, None, width_of(model))
         images = next(tensors_of(list(inputs[0])), torch.empty(0)) if inputs else torch.empty(0)
-        if images.ndim != 4 or not images.is_floating_point():
+        if images.ndim != 4:
             raise UserError(f"A {type(model).__name__} does not take a batch of images alone: a graph needs that.")
         self.shape = (images.shape[1], *(img_size or images.shape[2:]))
         with torch.no_grad(), explaining(lambda error: f"{type(model).__name__} on {self.shape}: {first_line(error)}"):
             self.outputs = self(self.example(1).to(images)).shape[-1]
-        self.eval()
+        self.eval()  # as the model is
 
     def example(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw noise of the shape of the model's images."""
         return torch.randn(count, *self.shape, generator=generator)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -164,7 +160,7 @@ class _InType(nn.Module):
 
 @dataclass(frozen=True)
 class _Work:
-    """What is written: a model, the number of its images, whether they may have any size, and the precision."""
+    """What is written."""
 
     model: nn.Module
     batch: int | None
@@ -182,6 +178,15 @@ class _Work:
             images = torch.randn(*images.shape[:2], *more, generator=generator)
         p = next(model.parameters())
         return images.to(p.device, p.dtype if images.is_floating_point() else None)
+
+    def refusal(self, error: Exception) -> str:
+        """What a graph cannot be written for."""
+        why = first_line(error)[:200]
+        if self.any_size:
+            return (
+                f"The model is for one grid of patches: give img_size as sides of the images, a file for each ({why})."
+            )
+        return f"torch cannot write this model as a graph ({why}): write a folder (vm.save_pretrained, --to hub)."
 
     @property
     def graph(self) -> nn.Module:
@@ -222,28 +227,15 @@ def _source(model: nn.Module, kind: str, img_size: int | tuple[int, int] | Liter
         vit = as_vit(model)
     except UserError as unread:
         if kind == "safetensors" or img_size == "any":
-            what = "Weights with a config" if kind == "safetensors" else "Images of any size"
             raise UserError(
-                f"{what} are only for models that vitmods reads: write a graph (.onnx, .pt2) for one size of images, "
-                f"or a folder (vm.save_pretrained). {unread}"
+                "safetensors and img_size='any' are for models that vitmods reads: write a graph (.onnx, .pt2) for one "
+                f"size of images, or a folder (vm.save_pretrained, --to hub). {unread}"
             ) from None
         return Foreign(model, (img_size, img_size) if isinstance(img_size, int) else img_size)
     if img_size is not None:
         vit = copy.deepcopy(vit)
         vit.set_input_size(**({"dynamic_img_size": True} if img_size == "any" else {"img_size": img_size}))
     return vit
-
-
-def _explained(work: _Work) -> contextlib.AbstractContextManager[None]:
-    """Turn what torch and ONNX Runtime raise for a graph that is made for one size into a UserError."""
-    if not work.any_size:
-        return contextlib.nullcontext()
-    return explaining(
-        lambda error: (
-            "Positions or norms of this model are made for one grid of patches: give img_size as the sides of "
-            f"the images, a file for each ({first_line(error)[:200]})."
-        )
-    )
 
 
 def _write_torch(work: _Work, path: Path) -> Callable[[Tensor], Tensor]:
@@ -280,14 +272,14 @@ def _write_onnx(work: _Work, path: Path) -> Callable[[Tensor], Tensor]:
 
 def _quantize(path: Path) -> None:
     """Weights of linear maps in 8 bits in an ONNX file, in place. ``accuracy_level`` 4 rounds what they read too."""
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer  # sets up logging on import
 
-    logging.disable(logging.INFO)
-    try:
-        quantizer = MatMulNBitsQuantizer(str(path), bits=8, block_size=32, is_symmetric=True, accuracy_level=4)
-        quantizer.process()
-    finally:
-        logging.disable(logging.NOTSET)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    quantizer = MatMulNBitsQuantizer(str(path), bits=8, block_size=32, is_symmetric=True, accuracy_level=4)
+    quantizer.process()
     quantizer.model.save_model_to_file(str(path))
 
 

@@ -11,7 +11,6 @@ from vitmods.adapters.inputs import find_inputs
 from vitmods.adapters.inserts import Insert, Scale
 from vitmods.adapters.running import copy_model, difference
 from vitmods.adapters.surgery import outputs_of, parts_of, record_of_changes, width_of
-from vitmods.changes.layer_scale import LayerScale
 from vitmods.fast.fold import fold, merge_branches, plain, scale
 from vitmods.fast.packed import PackedLinear
 from vitmods.layers import LayerNorm, Mlp
@@ -59,20 +58,15 @@ def as_plain(model: nn.Module) -> nn.Module:
     new, inputs = copy_model(model).eval(), find_inputs(model, None, width_of(model))
     branches = {b.module: b for values in record_of_changes(new) for b in parts_of(values).branches}
     inserts = {name: module for name, module in new.named_modules() if isinstance(module, Insert)}
-    weights, folded = new.state_dict(), False
+    weights = new.state_dict()
     for name, module in inserts.items():
         holder, (child, *_) = name.rpartition(".")[0], module.places
-        served = f"{holder}.{child}".strip(".")
         beside = [m for n, m in inserts.items() if n.rpartition(".")[0] == holder and child in m.places]
-        if isinstance(module, Scale) and len(beside) == 1 and served in branches:
-            scale(weights, branches[served].projection, module.weight)
+        branch = branches.get(f"{holder}.{child}".strip("."))
+        if isinstance(module, Scale) and branch is not None and len(beside) == 1:
+            scale(weights, branch.projection, module.weight)
             module.withdraw(new.get_submodule(holder))
-            folded = True
     new.load_state_dict({name: weights[name] for name in new.state_dict()})
-    if folded and not any(isinstance(module, Scale) for module in new.modules()):
-        pairs = zip(new.vm_changes, new.vm_record, strict=True)  # type: ignore[arg-type]
-        others = [pair for pair in pairs if not isinstance(pair[0], LayerScale)]
-        new.vm_changes, new.vm_record = (tuple(pair[i] for pair in others) for i in (0, 1))  # type: ignore[assignment]
     assert inputs is None or difference(outputs_of(model, inputs), outputs_of(new, inputs)) <= 1e-5
     return new
 

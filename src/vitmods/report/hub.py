@@ -166,18 +166,17 @@ def save_pretrained(
         above = [path for path in trial.resolve().parents[:_UP] if not named(path).endswith("://")]
         study = next((path for path in above if is_there(StudyFolder(path).settings_file)), None)
     answer = None if study is None else Answer.load(study)
-    record = config.get("model", {}).get("base")
-    base = record if base is None and isinstance(record, str) else base
+    if base is None and isinstance(spec := config.get("model", {}).get("base"), str):
+        base = spec
     if library and isinstance(model, TaskModel):
         raise UserError(f"{source} contains modules of its task, which {library} does not know: leave library out.")
     vit: ViT | None = None
     with disk_errors(folder):
-        if library is None:
-            make_folder(folder)
         if library is not None:
             vit, architecture = model if isinstance(model, ViT) else None, write_library(model, folder, library, base)
         elif trial is not None and config and (described(model) is None or (trial / MODULES).exists()):
             architecture = None
+            make_folder(folder)
             for name_of_file in (WEIGHTS, MODULES, RESULT):
                 if (trial / name_of_file).exists():
                     if name_of_file != RESULT:
@@ -185,7 +184,7 @@ def save_pretrained(
                     shutil.copyfile(trial / name_of_file, folder / name_of_file)
             write_json(folder / CONFIG, without_place(config))
         elif hasattr(model, "vm_changes"):
-            architecture = write_changed(model, folder, base)
+            architecture = write_changed(model, make_folder(folder), base)
         else:
             vit = as_vit(model)
             architecture = write_timm_folder(vit, folder)

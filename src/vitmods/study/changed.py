@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from vitmods.adapters.inputs import find_inputs
 from vitmods.adapters.own import preparation
 from vitmods.adapters.replay import TOLERANCE
 from vitmods.adapters.running import difference, tensors_of
-from vitmods.adapters.surgery import outputs_of, record_of_changes, width_of
+from vitmods.adapters.surgery import outputs_of, width_of
 from vitmods.adapters.timm_folder import timm_words, write_timm_folder
 from vitmods.adapters.transfer import OTHERWISE
 from vitmods.changes import Change
@@ -113,18 +114,19 @@ def write_library(model: nn.Module, folder: Path, library: Library, base: Origin
         if library == "hf":
             return _write_as_huggingface(model, folder)
         plain = as_plain(model)
-        if _is_of("timm", model):
-            changes = getattr(plain, "vm_changes", ())
-            theirs = _write_as_timm(plain, make_folder(folder), _origin_of(model, base), changes)
-            if theirs is not None:
-                return theirs
-        vit = cast(ViT, as_plain(as_vit(plain)))
-        if timm_words(vit.vit_config) is None:
-            timm_arguments(vit.vit_config)  # raises, naming what timm's ViT does not have
-            raise UserError(
-                "timm makes this model only from arguments that a file cannot hold, such as eps or classes."
-            )
-        return write_timm_folder(vit, folder)
+        try:
+            vit = cast(ViT, as_plain(as_vit(plain)))
+            if timm_words(vit.vit_config) is None:
+                timm_arguments(vit.vit_config)  # raises, naming what timm's ViT does not have
+                raise UserError("timm makes it only with arguments that a file cannot hold: other eps, or classes.")
+            return write_timm_folder(vit, folder)
+        except UserError:
+            theirs = None
+            if "timm" in _libraries_of(model):
+                theirs = _write_as_timm(plain, folder, _origin_of(model, base), getattr(plain, "vm_changes", ()))
+            if theirs is None:
+                raise
+            return theirs
     except UserError as error:
         raise UserError(
             f"This model cannot be one of {library} alone: {str(error).removesuffix(f' {OTHERWISE}')} Write it as ONNX "
@@ -132,34 +134,37 @@ def write_library(model: nn.Module, folder: Path, library: Library, base: Origin
         ) from error
 
 
-def _is_of(library: str, model: nn.Module) -> bool:
-    return library in {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
+def _libraries_of(model: nn.Module) -> set[str]:
+    return {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
 
 
 def _write_as_huggingface(model: nn.Module, folder: Path) -> str:
-    plain = as_plain(model)
-    if _is_of("transformers", model) and not record_of_changes(plain):
-        theirs: Any = plain
-        vars(theirs.config).pop("vitmods_changes", None)
-    else:
-        theirs = to_huggingface(cast(ViT, as_plain(as_vit(plain))))
-    inputs = find_inputs(theirs, None, width_of(theirs))
-    seen = preparation(model, theirs.config.num_labels)
+    plain, theirs = as_plain(model), None
+    if "transformers" in _libraries_of(model):
+        config: Any = copy.deepcopy(plain.config)
+        vars(config).pop("vitmods_changes", None)
+        theirs = _same_of(plain, lambda: type(plain)(config))
+    new: Any = to_huggingface(cast(ViT, as_plain(as_vit(plain)))) if theirs is None else theirs
+    seen = preparation(model, new.config.num_labels)
     if names := seen.get("label_names"):
-        theirs.config.id2label, theirs.config.label2id = dict(enumerate(names)), {n: i for i, n in enumerate(names)}
-    make_folder(folder)
-    theirs.save_pretrained(folder)
-    sides = theirs.config.image_size
-    rows, columns = (sides, sides) if isinstance(sides, int) else sides
-    pixels = {f"image_{name}": seen[name] for name in ("mean", "std") if name in seen}
-    size = {"height": rows, "width": columns}
-    write_json(
-        folder / "preprocessor_config.json", {"image_processor_type": "ViTImageProcessor", "size": size, **pixels}
-    )
-    again = type(theirs).from_pretrained(folder, local_files_only=True).to(theirs.device)
-    if inputs and not difference(outputs_of(theirs, inputs), outputs_of(again, inputs)) <= TOLERANCE:
-        raise UserError(f"What transformers opens from {folder} computes something else.")
-    return type(theirs).__name__
+        new.config.id2label, new.config.label2id = dict(enumerate(names)), {n: i for i, n in enumerate(names)}
+    new.save_pretrained(make_folder(folder))
+    rows, columns = next(tensors_of(find_inputs(new, None, width_of(new)) or ())).shape[2:]
+    pixels: Any = {f"image_{name}": seen[name] for name in ("mean", "std") if name in seen}
+    pixels |= {"image_processor_type": "ViTImageProcessor", "size": {"height": rows, "width": columns}}
+    write_json(folder / "preprocessor_config.json", pixels)
+    return type(new).__name__
+
+
+def _same_of(model: nn.Module, make: Callable[[], nn.Module]) -> nn.Module | None:
+    """A new model with the weights of another if it takes them and computes the same, in evaluation mode."""
+    inputs = find_inputs(model, None, width_of(model))
+    with suppress(UserError, RuntimeError), torch.random.fork_rng(devices=[]):  # unknown arguments, other weights
+        new = make().to(next(model.parameters())).eval()
+        new.load_state_dict(model.state_dict())
+        if inputs and difference(outputs_of(model, inputs), outputs_of(new, inputs)) <= TOLERANCE:
+            return new
+    return None
 
 
 def _write_as_timm(model: nn.Module, folder: Path, base: ForeignBase, changes: Sequence[Change]) -> str | None:
@@ -173,8 +178,8 @@ def _write_as_timm(model: nn.Module, folder: Path, base: ForeignBase, changes: S
 
     options: dict[str, Any] = {}
     for change in changes:
-        if isinstance(change, LayerScale):
-            options["init_values"] = change.init
+        if isinstance(change, LayerScale):  # folded where timm's blocks have no place for it
+            options |= {"init_values": change.init} if any(".ls1." in name for name in model.state_dict()) else {}
         elif isinstance(change, QKNorm):
             options["qk_norm"] = True
         elif isinstance(change, Norm) and change.kind in ("rms", "layer"):
@@ -185,18 +190,14 @@ def _write_as_timm(model: nn.Module, folder: Path, base: ForeignBase, changes: S
     plain = ForeignBase(
         f"timm:{name}?{query}{'&' if query else ''}{urlencode(options)}", base.num_classes, base.img_size, base.in_chans
     )
-    inputs = find_inputs(model, None, width_of(model))
-    with suppress(UserError, RuntimeError), torch.random.fork_rng(devices=[]):  # unknown arguments, other weights
-        again = plain.build(pretrained=False)
-        again.to(next(model.parameters())).load_state_dict(model.state_dict())
-        if inputs and difference(outputs_of(model, inputs), outputs_of(again, inputs)) <= TOLERANCE:
-            arguments = {**options_of(base.spec), **options, "img_size": list(base.img_size), "in_chans": base.in_chans}
-            seen = preparation(model, base.num_classes)
-            known: Any = again.pretrained_cfg
-            known.update({name: seen[name] for name in seen if name != "task"})
-            save_for_hf(again, str(folder), model_args=arguments, safe_serialization=True)
-            return name
-    return None
+    again: Any = _same_of(model, lambda: plain.build(pretrained=False))
+    if again is None:
+        return None
+    seen = preparation(model, base.num_classes)
+    again.pretrained_cfg.update({name: seen[name] for name in seen if name != "task"})
+    arguments = {**options_of(base.spec), **options, "img_size": list(base.img_size), "in_chans": base.in_chans}
+    save_for_hf(again, str(make_folder(folder)), model_args=arguments, safe_serialization=True)
+    return name
 
 
 def open_changed(folder: Path) -> nn.Module | None:
