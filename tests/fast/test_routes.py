@@ -274,3 +274,74 @@ def test_finetune_says_first_that_it_writes_no_delta(trial, tmp_path, monkeypatc
     assert main([*command, str(trial)]) == 2
     assert "start from a trial of base" in capsys.readouterr().err
     assert not plain.exists()
+
+
+def of_dinov2():
+    return vm.adapters.from_huggingface(hf.Dinov2ForImageClassification(hf.Dinov2Config(**HF, num_labels=4)).eval())
+
+
+def test_a_head_of_dinov2_stays_in_its_class(tmp_path):
+    model = of_dinov2()
+    vm.save_pretrained(model, tmp_path, library="hf")
+    again = OPEN["hf"](tmp_path)
+    assert type(again) is hf.Dinov2ForImageClassification
+    torch.testing.assert_close(outputs(again), outputs(model), rtol=1e-5, atol=1e-5)
+
+
+def test_a_folder_of_another_model_is_replaced(tmp_path):
+    vm.save_pretrained(winner("timm, dpn"), tmp_path, base=SPEC)
+    vm.save_pretrained(winner("hf, layerscale"), tmp_path, library="hf")
+    vm.save_pretrained(winner("timm, layerscale"), tmp_path, library="timm")
+    torch.testing.assert_close(outputs(vm.from_pretrained(tmp_path)), outputs(winner("timm, layerscale")))
+
+
+class Chooses(nn.Module):
+    """Of images, but no graph: it looks at what it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = of_timm()
+
+    def forward(self, images):
+        logits = self.inside(images)
+        return logits if logits.sum().item() > 0 else -logits
+
+
+REFUSED = {
+    "no images": (
+        lambda: hf.BertModel(hf.BertConfig(**{**HF, "intermediate_size": 16, "vocab_size": 9})),
+        {},
+        "images",
+    ),
+    "no graph": (Chooses, {}, "torch cannot write"),
+    "rotary": (lambda: own("rope"), {"img_size": "any"}, "a file for each"),
+    "half": (lambda: own("dpn").bfloat16(), {"to": "onnx"}, "precision='float32'"),
+    "precision": (lambda: own("dpn"), {"precision": "fp16"}, "float16"),
+    "size": (lambda: own("dpn"), {"img_size": 17}, "use 16 or 20"),
+    "size of another library": (of_timm, {"img_size": 17}, "17"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_graphs(kind, tmp_path):
+    make, options, reason = REFUSED[kind]
+    with pytest.raises(UserError, match=reason):
+        vm.export(make().eval(), tmp_path / "m.pt2", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("library", ["timm", "keras"])
+def test_refused_folders(library, tmp_path):
+    (tmp_path / "a file").write_text("x")
+    with pytest.raises(UserError, match="Cannot write" if library == "timm" else "library is timm or hf"):
+        vm.save_pretrained(winner("timm, layerscale"), tmp_path / "a file", library=library)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_other_channels_without_a_head_in_half_precision(channels, tmp_path):
+    model = placed(timm.create_model("vit_tiny_patch16_224", **{**TIMM, "num_classes": 0}, in_chans=channels), "dpn")
+    model = model.eval().bfloat16()
+    vm.export(model, tmp_path / "a folder" / "m.1.pt2", precision="float32")
+    images = torch.randn(2, channels, 16, 16)
+    program = torch.export.load(tmp_path / "a folder" / "m.1.pt2").module()
+    torch.testing.assert_close(program(images), model.float()(images), rtol=1e-4, atol=1e-4)

@@ -243,7 +243,7 @@ def to_huggingface(model: ViT, like: nn.Module | None = None) -> nn.Module:
 
     ``like`` is a model of the class and the settings that the result has, such as the one that was read; it stays as it
     is. Without it the result is a ViTForImageClassification, or without classes a ViTModel; a Dinov2 where the head
-    reads the class token and the mean, or LayerScale is in a model without classes.
+    reads the class token and the mean.
 
     Raises UserError naming the slots that Hugging Face does not have, and without transformers.
     """
@@ -256,7 +256,7 @@ def to_huggingface(model: ViT, like: nn.Module | None = None) -> nn.Module:
     def side_or_pair(size: tuple[int, int]) -> int | list[int]:
         return size[0] if size[0] == size[1] else list(size)
 
-    is_dino = config.pool == "token+avg" or bool(config.layer_scale and not config.num_classes)
+    is_dino = config.pool == "token+avg"
     family = "Dinov2" if is_dino else "ViT"
     values = getattr(transformers, f"{family}Config")(
         hidden_size=config.embed_dim,
@@ -278,8 +278,6 @@ def to_huggingface(model: ViT, like: nn.Module | None = None) -> nn.Module:
             new = copy.deepcopy(like)
         elif config.num_classes:
             new = getattr(transformers, f"{family}ForImageClassification")(values)
-        elif is_dino:
-            new = transformers.Dinov2Model(values)
         else:
             new = transformers.ViTModel(values, add_pooling_layer=config.representation)
     if isinstance(inside := getattr(new, "timm_model", None), nn.Module):  # a TimmWrapper

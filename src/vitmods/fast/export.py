@@ -77,7 +77,7 @@ def export(
         raise UserError("int8 is written as ONNX: take to='onnx', or precision='float16'.")
     if kind == "safetensors" and (batch is not None or img_size == "any"):
         raise UserError("safetensors holds only weights, which fit any batch: leave batch and img_size='any' out.")
-    if any(module.training for module in model.modules()):
+    if model.training:
         raise UserError("The model is in training mode, where norms and dropout differ: call model.eval() first.")
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     if kind == "onnx" and precision is None and dtype != torch.float32:

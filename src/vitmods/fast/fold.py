@@ -145,10 +145,15 @@ def plain(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
                     new[f"blocks.{i}.{name}.weight"] = matrix.new_full((width,), gain)
                     new |= {f"blocks.{i}.{name}.bias": matrix.new_zeros(width)} if norm.kind == "layer" else {}
 
+    is_dinov2 = config.pool == "token+avg"  # only its classes have this head, and they have LayerScale
+    for name in [f"blocks.{i}.ls{n}.gamma" for i in range(folded.depth) for n in (1, 2)] if is_dinov2 else []:
+        new[name] = new["cls_token"].new_ones(config.embed_dim)
+    scaled = folded.with_(norm_scale=False, layer_scale=1.0 if is_dinov2 else folded.layer_scale)
+
     def edit(branch: BranchConfig) -> BranchConfig:
         return replace(branch, before=_with_gain(branch.before), inner=_with_gain(branch.inner))
 
-    return folded.with_slots(edit, edit).with_(norm_scale=False), new
+    return scaled.with_slots(edit, edit), new
 
 
 _UNUSED: dict[str, Any] = {

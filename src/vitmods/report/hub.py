@@ -21,7 +21,7 @@ from vitmods.report.templates import templates
 from vitmods.study.answer import Answer
 from vitmods.study.arms import parse_edits
 from vitmods.study.bases import described
-from vitmods.study.changed import Library, Origin, open_changed, write_changed, write_library
+from vitmods.study.changed import DESCRIPTION, PREPROCESSOR, Library, Origin, open_changed, write_changed, write_library
 from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.retrain import arm_named, estimate_of
 from vitmods.study.store import StudyFolder, read_object
@@ -174,6 +174,8 @@ def save_pretrained(
     with disk_errors(folder):
         if library is not None:
             vit, architecture = model if isinstance(model, ViT) else None, write_library(model, folder, library, base)
+            for stale in (DESCRIPTION, *([] if library == "hf" else [PREPROCESSOR])):
+                (folder / stale).unlink(missing_ok=True)
         elif trial is not None and config and (described(model) is None or (trial / MODULES).exists()):
             architecture = None
             make_folder(folder)

@@ -33,6 +33,7 @@ from vitmods.util.errors import UserError
 from vitmods.util.files import make_folder, write_atomically, write_json
 
 DESCRIPTION, CONFIG, WEIGHTS = "vitmods.json", "config.json", "model.safetensors"
+PREPROCESSOR = "preprocessor_config.json"
 Library = Literal["timm", "hf"]
 Origin = str | Callable[..., nn.Module] | None
 
@@ -110,6 +111,8 @@ def write_library(model: nn.Module, folder: Path, library: Library, base: Origin
     """
     from vitmods.adapters.timm import timm_arguments
 
+    if library not in ("timm", "hf"):
+        raise UserError(f"library is timm or hf, not {library!r}: leave it out for a folder that vitmods opens.")
     try:
         if library == "hf":
             return _write_as_huggingface(model, folder)
@@ -128,6 +131,8 @@ def write_library(model: nn.Module, folder: Path, library: Library, base: Origin
                 raise
             return theirs
     except UserError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
         raise UserError(
             f"This model cannot be one of {library} alone: {str(error).removesuffix(f' {OTHERWISE}')} Write it as ONNX "
             "(--to onnx), as a program of torch.export (--to torch), or as a folder that vitmods opens (--to hub)."
@@ -152,7 +157,7 @@ def _write_as_huggingface(model: nn.Module, folder: Path) -> str:
     rows, columns = next(tensors_of(find_inputs(new, None, width_of(new)) or ())).shape[2:]
     pixels: Any = {f"image_{name}": seen[name] for name in ("mean", "std") if name in seen}
     pixels |= {"image_processor_type": "ViTImageProcessor", "size": {"height": rows, "width": columns}}
-    write_json(folder / "preprocessor_config.json", pixels)
+    write_json(folder / PREPROCESSOR, pixels)
     return type(new).__name__
 
 
