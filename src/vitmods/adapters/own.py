@@ -95,11 +95,8 @@ def write_own(model: ViT, path: Path) -> None:
     weights = {
         name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in model.state_dict().items()
     }
-    metadata = {
-        "format": "pt",
-        KEY: model.vit_config.to_json(),
-        SEEN: json.dumps(preparation(model, model.vit_config.num_classes)),
-    }
+    seen = json.dumps(preparation(model, model.vit_config.num_classes))
+    metadata = {"format": "pt", KEY: model.vit_config.to_json(), SEEN: seen}
     write_atomically(path, lambda file: file.write(save(weights, metadata)))
 
 

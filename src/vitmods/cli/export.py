@@ -79,7 +79,6 @@ def main(arguments: Sequence[str]) -> int:
     import torch
 
     from vitmods.fast import ENDINGS, export, optimize_for_inference
-    from vitmods.model.vit import ViT
     from vitmods.study.checkpoints import Checkpoint
     from vitmods.study.evaluate import temperature_of
     from vitmods.tasks.features import check_head
@@ -102,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
         model = optimize_for_inference(model)
     out = options.out or Path("model" + ENDINGS[options.to])
     size = rows_and_columns(options.img_size) if isinstance(options.img_size, tuple) else options.img_size
-    if size is None and not isinstance(model, ViT):
+    if size is None and not hasattr(model, "vit_config"):
         size = tuple(checkpoint.settings["img_size"])
     difference = export(model, out, options.to, options.batch, size, options.precision)  # type: ignore[arg-type]
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; read back, outputs differ by {difference:.1e} of the largest")

@@ -170,8 +170,7 @@ class _Work:
     def images(self, count: int, sides: int = 0) -> Tensor:
         """Random images; ``sides`` makes them so many patches larger, twice as many in columns."""
         model, generator = self.model, torch.Generator().manual_seed(0)
-        example = model.patch_embed.example if isinstance(model, ViT) else cast(Foreign, model).example
-        images: Tensor = example(count, generator)
+        images: Tensor = (model.patch_embed if isinstance(model, ViT) else cast(Any, model)).example(count, generator)
         if sides:
             rows, columns = cast(ViT, model).vit_config.patch_size
             more = (images.shape[2] + sides * rows, images.shape[3] + 2 * sides * columns)
@@ -203,9 +202,8 @@ class _Work:
         """Axes of the images that are left open."""
         axes: dict[int, Any] = {} if self.batch else {0: torch.export.Dim("batch", min=1)}
         if self.any_size:
-            patch = cast(ViT, self.model).vit_config.patch_size
-            names = ("rows", "columns")
-            axes |= {2 + i: patch[i] * torch.export.Dim(names[i], min=1, max=1024) for i in (0, 1)}
+            patch, sides = cast(ViT, self.model).vit_config.patch_size, torch.export.dims("rows", "columns", min=1)
+            axes |= {2: patch[0] * sides[0], 3: patch[1] * sides[1]}
         return (axes,) if axes else None
 
     @torch.no_grad()

@@ -135,25 +135,26 @@ def plain(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
     fixed factor of a block's norms is a gain again), every map has a bias, and what only training uses is left out."""
     config = config.with_(**_UNUSED, proj_bias=True, stem=replace(config.stem, bias=True))
     folded, new = fold(config, {name: value for name, value in weights.items() if name != "mask_token"})
+    read = [branch.before for i in range(folded.depth) for branch in folded.branches(i)]
+    takes_scale = all(norm != _with_gain(norm) for norm in read)
     for i in range(folded.depth):
         for branch, n, writer in zip(folded.branches(i), (1, 2), ("attn.proj", "mlp.fc2"), strict=True):
             matrix = new[f"blocks.{i}.{writer}.weight"]
-            before = (branch.before, f"norm{n}", matrix.shape[0], folded.norm_scale_at(i))
+            before = (branch.before, f"norm{n}", matrix.shape[0], folded.norm_scale_at(i) if takes_scale else 1.0)
             inside = (branch.inner, f"{writer.partition('.')[0]}.norm", matrix.shape[1], 1.0)
             for norm, name, width, gain in (before, inside):
                 if norm is not None and norm != _with_gain(norm):
                     new[f"blocks.{i}.{name}.weight"] = matrix.new_full((width,), gain)
                     new |= {f"blocks.{i}.{name}.bias": matrix.new_zeros(width)} if norm.kind == "layer" else {}
-
     is_dinov2 = config.pool == "token+avg"  # only its classes have this head, and they have LayerScale
     for name in [f"blocks.{i}.ls{n}.gamma" for i in range(folded.depth) for n in (1, 2)] if is_dinov2 else []:
         new[name] = new["cls_token"].new_ones(config.embed_dim)
-    scaled = folded.with_(norm_scale=False, layer_scale=1.0 if is_dinov2 else folded.layer_scale)
+    layer_scale, norm_scale = 1.0 if is_dinov2 else folded.layer_scale, folded.norm_scale and not takes_scale
 
     def edit(branch: BranchConfig) -> BranchConfig:
         return replace(branch, before=_with_gain(branch.before), inner=_with_gain(branch.inner))
 
-    return scaled.with_slots(edit, edit), new
+    return folded.with_slots(edit, edit).with_(layer_scale=layer_scale, norm_scale=norm_scale), new
 
 
 _UNUSED: dict[str, Any] = {

@@ -100,14 +100,10 @@ def _origin_of(model: nn.Module, base: Origin) -> ForeignBase:
 
 
 def write_library(model: nn.Module, folder: Path, library: Library, base: Origin = None) -> str:
-    """Write a folder that timm or transformers opens without vitmods, and compare what it opens. What their classes do
-    not know is folded into the weights.
+    """Write a folder that timm or transformers opens without vitmods; what their classes do not know is folded into the
+    weights. ``base``: see `write_changed`. Returns timm's architecture or transformers' class.
 
-    Args:
-        base: see `write_changed`.
-
-    Returns the architecture that timm makes, or the class of transformers. Raises UserError, before a file is
-    written, where the library's classes cannot express the model.
+    Raises UserError, before a file is written, where the library's classes cannot express the model.
     """
     from vitmods.adapters.timm import timm_arguments
 
@@ -125,7 +121,7 @@ def write_library(model: nn.Module, folder: Path, library: Library, base: Origin
             return write_timm_folder(vit, folder)
         except UserError:
             theirs = None
-            if "timm" in _libraries_of(model):
+            if type(model).__module__.startswith("timm."):
                 theirs = _write_as_timm(plain, folder, _origin_of(model, base), getattr(plain, "vm_changes", ()))
             if theirs is None:
                 raise
@@ -139,13 +135,9 @@ def write_library(model: nn.Module, folder: Path, library: Library, base: Origin
         ) from error
 
 
-def _libraries_of(model: nn.Module) -> set[str]:
-    return {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
-
-
 def _write_as_huggingface(model: nn.Module, folder: Path) -> str:
     plain, theirs = as_plain(model), None
-    if "transformers" in _libraries_of(model):
+    if type(model).__module__.startswith("transformers."):
         config: Any = copy.deepcopy(plain.config)
         vars(config).pop("vitmods_changes", None)
         theirs = _same_of(plain, lambda: type(plain)(config))

@@ -177,10 +177,8 @@ def open_trial(folder: Path) -> Any:
     if isinstance(record, dict) and "base" in record:
         backbone: Any = rebuilt(record, weights)
         load_into(backbone, weights)
-        backbone.pretrained_cfg = {
-            **(getattr(backbone, "pretrained_cfg", None) or {}),
-            **read_seen(seen_by_trial(config)),
-        }
+        known = getattr(backbone, "pretrained_cfg", None) or {}
+        backbone.pretrained_cfg = {**known, **read_seen(seen_by_trial(config))}
     else:
         backbone = load(folder)
     if not (folder / MODULES).exists():
