@@ -18,10 +18,10 @@ from vitmods.util.remote import download
 class Export:
     """Write a model to a file, read it back, and compare what it computes.
 
-    Images keep the size that the model is made for; the number of them at a time is open unless --batch fixes it.
+    Images keep the size that the model or the preprocessor beside it is made for; the number of them at a time is open unless --batch fixes it.
 
     examples:
-      vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to onnx
+      vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to onnx --precision int8
       vitmods export model.safetensors --to torch --optimize --batch 1 --out model.pt2
       vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to hub --out pets-dpn
       vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to hub --push me/pets-dpn --license apache-2.0
