@@ -18,7 +18,7 @@ from vitmods.util.remote import download
 class Export:
     """Write a model to a file, read it back, and compare what it computes.
 
-    Images keep the size that the model or the preprocessor beside it is made for; the number of them at a time is open unless --batch fixes it.
+    Images keep the size of the model, or of the preprocessor beside it; their number is open unless --batch fixes it.
 
     examples:
       vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to onnx --precision int8

@@ -26,7 +26,7 @@ COMMON = "from data img-size train recipe epochs lr seed device out"
 class Finetune:
     """Adapt trained weights to other images, all of them or a part. Re-running the command resumes.
 
-    In addition to the files of `vitmods train`, delta.safetensors in the folder of --out holds what was trained alone (of ViTs):
+    Beside the files of `vitmods train`, delta.safetensors (of ViTs that vitmods reads) holds only what was trained:
     `vitmods.load_delta(base, file)` gives the model, `vitmods.MultiTask` serves several of them.
 
     examples:
