@@ -242,13 +242,13 @@ def to_huggingface(model: ViT, like: nn.Module | None = None) -> nn.Module:
     """A model of Hugging Face with the function, weights, device, type and mode of a ViT, checked on random images.
 
     ``like`` is a model of the class and the settings that the result has, such as the one that was read; it stays as it
-    is. Without it the result is a ViTForImageClassification, or without classes a ViTModel.
+    is. Without it the result is a ViTForImageClassification, or without classes a ViTModel; a Dinov2 where the head
+    reads the class token and the mean.
 
     Raises UserError naming the slots that Hugging Face does not have, and without transformers.
     """
     try:
-        from transformers import ViTConfig as TheirConfig
-        from transformers import ViTForImageClassification, ViTModel
+        import transformers
     except ImportError:
         raise UserError('This needs the extra packages: pip install "vitmods[hf]"') from None
     config = model.vit_config
@@ -256,11 +256,13 @@ def to_huggingface(model: ViT, like: nn.Module | None = None) -> nn.Module:
     def side_or_pair(size: tuple[int, int]) -> int | list[int]:
         return size[0] if size[0] == size[1] else list(size)
 
-    values = TheirConfig(
+    is_dino = config.pool == "token+avg"
+    family = "Dinov2" if is_dino else "ViT"
+    values = getattr(transformers, f"{family}Config")(
         hidden_size=config.embed_dim,
         num_hidden_layers=config.depth,
         num_attention_heads=transfer.whole_heads(config),
-        intermediate_size=config.mlp_dim,
+        **({"mlp_ratio": config.mlp_dim // config.embed_dim} if is_dino else {"intermediate_size": config.mlp_dim}),
         hidden_act="gelu" if config.activation == "gelu" else "gelu_pytorch_tanh",
         attention_probs_dropout_prob=config.attn_drop,
         layer_norm_eps=transfer.one_norm(config).eps,
@@ -275,9 +277,9 @@ def to_huggingface(model: ViT, like: nn.Module | None = None) -> nn.Module:
         if like is not None:
             new = copy.deepcopy(like)
         elif config.num_classes:
-            new = ViTForImageClassification(values)
+            new = getattr(transformers, f"{family}ForImageClassification")(values)
         else:
-            new = ViTModel(values, add_pooling_layer=config.representation)
+            new = transformers.ViTModel(values, add_pooling_layer=config.representation)
     if isinstance(inside := getattr(new, "timm_model", None), nn.Module):  # a TimmWrapper
         from vitmods.adapters.timm import fill_timm
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitmods.adapters.tensors import Coverage, rows_of
 from vitmods.adapters.transfer import read_weights
@@ -42,11 +42,7 @@ def own_description(weights: Path) -> Description | None:
             config, seen = parse_json(metadata[KEY]), parse_json(metadata.get(SEEN, "{}"))
         elif beside.is_file():  # a trial's
             record = read_json(beside)
-            augment = record.get("recipe", {}).get("augment", {})
-            names = {"mean": "mean", "std": "std", "crop_pct": "eval_crop", "interpolation": "resample"}
-            seen = {name: augment.get(field) for name, field in names.items()}
-            seen |= {"label_names": record.get("data", {}).get("classes") or None, "task": record.get("task") or None}
-            config = record.get("model")
+            config, seen = record.get("model"), seen_by_trial(record)
         else:
             return None
         if isinstance(config, dict) and "base" in config and "edits" in config:
@@ -59,6 +55,14 @@ def own_description(weights: Path) -> Description | None:
         if not isinstance(config, dict) or "embed_dim" not in config:
             return None
         return Description(config, read_seen(seen))
+
+
+def seen_by_trial(record: Mapping[str, Any]) -> dict[str, Any]:
+    """How the images of a trial are prepared, and what its outputs are called, of its config.json."""
+    augment = record.get("recipe", {}).get("augment", {})
+    names = {"mean": "mean", "std": "std", "crop_pct": "eval_crop", "interpolation": "resample"}
+    seen = {name: augment.get(field) for name, field in names.items()}
+    return seen | {"label_names": record.get("data", {}).get("classes") or None, "task": record.get("task") or None}
 
 
 def is_own(weights: Path) -> bool:
@@ -74,10 +78,11 @@ def read_own(source: str, tensors: Mapping[str, Tensor], record: Description) ->
     return model, coverage
 
 
-def preparation(model: ViT) -> dict[str, Any]:
+def preparation(model: nn.Module, outputs: int) -> dict[str, Any]:
     """Return the part of ``pretrained_cfg`` that goes into files: how images are prepared, and names of the outputs."""
-    settings = {name: model.pretrained_cfg.get(name) for name in _SEEN}
-    if len(settings["label_names"] or ()) != model.vit_config.num_classes:
+    known: Any = getattr(model, "pretrained_cfg", None) or {}
+    settings = {name: known.get(name) for name in _SEEN}
+    if len(settings["label_names"] or ()) != outputs:
         del settings["label_names"]
     return {name: value for name, value in settings.items() if value is not None}
 
@@ -90,7 +95,8 @@ def write_own(model: ViT, path: Path) -> None:
     weights = {
         name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in model.state_dict().items()
     }
-    metadata = {"format": "pt", KEY: model.vit_config.to_json(), SEEN: json.dumps(preparation(model))}
+    seen = json.dumps(preparation(model, model.vit_config.num_classes))
+    metadata = {"format": "pt", KEY: model.vit_config.to_json(), SEEN: seen}
     write_atomically(path, lambda file: file.write(save(weights, metadata)))
 
 

@@ -33,7 +33,7 @@ def write_timm_folder(model: ViT, folder: Path) -> str:
     """
     named = timm_words(model.vit_config)
     architecture, arguments = named or (OURS, {"vitmods_config": json.loads(model.vit_config.to_json())})
-    prepared = preparation(model)
+    prepared = preparation(model, model.vit_config.num_classes)
     labels, task = prepared.pop("label_names", None), prepared.pop("task", None)
     config = model.vit_config
     make_folder(folder)

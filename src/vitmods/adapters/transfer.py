@@ -219,8 +219,9 @@ def refuse(source: str, problems: Sequence[str]) -> None:
 
 def refuse_slots(target: str, config: ViTConfig, nearest: ViTConfig) -> None:
     """Raises UserError naming the slots in which a config differs from the nearest that the target can express. How
-    weights start is not compared."""
-    different = list(_differences(config, nearest.with_(init=config.init, head_bias=config.head_bias)))
+    weights start is not compared, nor the shape of drop path without any."""
+    ignored = fields(config, "init head_bias") | ({} if config.drop_path else fields(config, "drop_path_shape"))
+    different = list(_differences(config, nearest.with_(**ignored)))
     if different:
         raise UserError(f"{target} does not have: {'; '.join(different)}.")
 

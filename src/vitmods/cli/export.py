@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -18,10 +18,10 @@ from vitmods.util.remote import download
 class Export:
     """Write a model to a file, read it back, and compare what it computes.
 
-    Images keep the size that the model is made for; the number of them at a time is open unless --batch fixes it.
+    Images keep the size of the model, or of the preprocessor beside it; their number is open unless --batch fixes it.
 
     examples:
-      vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to onnx
+      vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to onnx --precision int8
       vitmods export model.safetensors --to torch --optimize --batch 1 --out model.pt2
       vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to hub --out pets-dpn
       vitmods export runs/digits-mu3-2/trials/dpn/seed0 --to hub --push me/pets-dpn --license apache-2.0
@@ -30,32 +30,34 @@ class Export:
     model: Annotated[str, tyro.conf.Positional]
     """a trial's folder or address, a file of weights (.safetensors, .pth, .npz), or a timm model with published
     weights"""
-    to: Literal["torch", "onnx", "safetensors", "hub"] = "onnx"
-    """torch (torch.export, .pt2), onnx (needs the extra onnx), safetensors (weights and config), hub (a folder with
-    weights, timm's config and a model card: docs/sharing.md)"""
+    to: Literal["torch", "onnx", "safetensors", "timm", "hf", "hub"] = "onnx"
+    """torch (torch.export, .pt2), onnx (needs the extra onnx), safetensors (weights and config), timm or hf (a folder
+    that timm or transformers opens without vitmods), hub (a folder that opens wherever it can: docs/sharing.md)"""
     out: Path | None = None
-    """the file, or the folder of hub; None: model.pt2, model.onnx, model.safetensors or model here"""
+    """the file, or the folder of timm, hf and hub; None: model.pt2, model.onnx, model.safetensors or model here"""
     batch: int | None = None
     """images at a time; None: any number"""
-    img_size: tuple[int, ...] | None = None
-    """another image side, or rows and columns: positions are resampled and baked in"""
+    img_size: tuple[int, ...] | Literal["any"] | None = None
+    """another image side, or rows and columns: positions are resampled and baked in; any: the graph resamples them"""
+    precision: Literal["float32", "float16", "int8"] | None = None
+    """of the weights: float32, float16, int8 (onnx, for ONNX Runtime); None: the model's own"""
     optimize: bool = False
     """fold norms' gains, LayerScale and BatchNorm into the linear maps first"""
     temperature: Literal["val"] | None = None
     """divide the head by a temperature that is fitted on the trial's val images: probabilities are then calibrated"""
     push: str | None = None
-    """hub: USER/NAME on Hugging Face's Hub, which gets it instead of a folder here"""
+    """folders: USER/NAME on Hugging Face's Hub, which gets it instead of a folder here"""
     study: Path | None = None
-    """hub: the study, or its address, whose result the card reports; None: the study that contains the trial"""
+    """folders: the study, or its address, whose result the card reports; None: the study that contains the trial"""
     license: str | None = None
-    """hub: license of the weights, as the Hub spells it; None: not in the card"""
+    """folders: license of the weights, as the Hub spells it; None: not in the card"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Export, arguments, "export")
-    hub, kind = options.to == "hub", options.to
-    of_files = ("batch", "img_size", "optimize", "temperature")
+    hub = options.to in ("timm", "hf", "hub")
+    of_files = ("batch", "img_size", "precision", "optimize", "temperature")
     unread = dict.fromkeys(of_files, hub) | dict.fromkeys(("push", "study", "license"), not hub)
     for name, is_unread in unread.items():
         if is_unread and getattr(options, name) not in (None, False):
@@ -63,13 +65,15 @@ def main(arguments: Sequence[str]) -> int:
     if options.push and options.out:
         raise UserError("--push uploads, --out writes a folder here: give one of the two.")
     source = download(options.model)
-    if kind == "hub":
+    if hub:
         from vitmods.report.hub import push_to_hub, save_pretrained
 
+        how: Any = {"study": options.study, "license": options.license}
+        how["library"] = None if options.to == "hub" else options.to
         if options.push is not None:
-            print(push_to_hub(source, options.push, study=options.study, license=options.license))
+            print(push_to_hub(source, options.push, **how))
             return 0
-        folder = save_pretrained(source, options.out or "model", study=options.study, license=options.license)
+        folder = save_pretrained(source, options.out or "model", **how)
         print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
         return 0
     import torch
@@ -80,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.tasks.features import check_head
 
     checkpoint = Checkpoint.open(source)
-    model = checkpoint.vit
+    model: Any = checkpoint.as_seen().backbone
     if options.to != "safetensors" and model is not checkpoint.model:
         raise UserError(
             f"{options.model} contains modules of its task besides its ViT, which a graph would lack: write the ViT's "
@@ -93,11 +97,12 @@ def main(arguments: Sequence[str]) -> int:
             for parameter in head.parameters():
                 parameter.div_(temperature)
         print(f"The logits are divided by {temperature:.3g}, fitted on val.")
-    if options.img_size is not None:
-        model.set_input_size(rows_and_columns(options.img_size))
     if options.optimize:
         model = optimize_for_inference(model)
     out = options.out or Path("model" + ENDINGS[options.to])
-    difference = export(model, out, kind, options.batch)
+    size = rows_and_columns(options.img_size) if isinstance(options.img_size, tuple) else options.img_size
+    if size is None and not hasattr(model, "vit_config"):
+        size = tuple(checkpoint.settings["img_size"])
+    difference = export(model, out, options.to, options.batch, size, options.precision)  # type: ignore[arg-type]
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; read back, outputs differ by {difference:.1e} of the largest")
     return 0

@@ -26,7 +26,7 @@ COMMON = "from data img-size train recipe epochs lr seed device out"
 class Finetune:
     """Adapt trained weights to other images, all of them or a part. Re-running the command resumes.
 
-    In addition to the files of `vitmods train`, delta.safetensors in the folder of --out holds only what was trained:
+    Beside the files of `vitmods train`, delta.safetensors (of ViTs that vitmods reads) holds only what was trained:
     `vitmods.load_delta(base, file)` gives the model, `vitmods.MultiTask` serves several of them.
 
     examples:
@@ -72,6 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     machine = replace(options.options, progress=not options.quiet)
     machine.check_processes(1)
     machine.check_here()
+    from vitmods.adapters.apply import as_vit
     from vitmods.finetune import save_delta, train_only
     from vitmods.finetune.adapters import WEIGHTS
     from vitmods.study.checkpoints import Checkpoint, arms_in
@@ -91,13 +92,19 @@ def main(arguments: Sequence[str]) -> int:
     )
     if recipe_note:
         say(machine, recipe_note)
+    try:
+        base = as_vit(Checkpoint.open(options.model).backbone)
+    except UserError:
+        base = None
+        say(machine, f"The folder holds all weights and no {DELTA}: {options.model} is no model that vitmods reads.")
     out = place(options.out) if options.out else readable_folder(data.data, *words)
     code = show(run_trial(Settings(fixed, (), seeds), machine, out), out)
     if code == 0:
         model = Checkpoint.open(str(out)).model
-        delta = save_delta(model, Checkpoint.open(options.model).vit, out / DELTA)
-        upload(out / DELTA)
-        print(f"Of that, {options.model} has all but {delta.nbytes / 1e6:.3g} MB: {named(out / DELTA)}")
+        if base is not None:
+            delta = save_delta(model, base, out / DELTA)
+            upload(out / DELTA)
+            print(f"Of that, {options.model} has all but {delta.nbytes / 1e6:.3g} MB: {named(out / DELTA)}")
         if (out / ADAPTERS).is_dir():
             size_kb = (out / ADAPTERS / WEIGHTS).stat().st_size / 1e3
             print(f"The adapters, for vitmods.MultiTask or peft: {named(out / ADAPTERS)} ({size_kb:.3g} kB)")

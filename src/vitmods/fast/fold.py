@@ -14,7 +14,7 @@ The final norm stays, so that features are the same as well as logits. The arith
 import dataclasses
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -61,7 +61,7 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
             _fold_into_writer(new, branch.branch, f"{block}.norm{n}_branch", writer)
             if scales_fold and f"{block}.ls{n}.gamma" in new:
                 scaled = f"{block}.norm{n}_branch" if _keeps_slot(branch.branch) else writer
-                _scale(new, scaled, new.pop(f"{block}.ls{n}.gamma"))
+                scale(new, scaled, new.pop(f"{block}.ls{n}.gamma"))
         if config.head_scale and not stays(attn.inner):
             factors, matrix = new.pop(f"blocks.{i}.attn.head_scale").double(), new[f"blocks.{i}.attn.proj.weight"]
             columns = factors.repeat_interleave(matrix.shape[1] // len(factors))
@@ -130,6 +130,44 @@ _WIDENED = {
 """Settings that wide blocks may have."""
 
 
+def plain(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
+    """The folded model in the form that other libraries have: gains and biases of norms are ones and zeros there (the
+    fixed factor of a block's norms is a gain again), every map has a bias, and what only training uses is left out."""
+    config = config.with_(**_UNUSED, proj_bias=True, stem=replace(config.stem, bias=True))
+    folded, new = fold(config, {name: value for name, value in weights.items() if name != "mask_token"})
+    read = [branch.before for i in range(folded.depth) for branch in folded.branches(i)]
+    takes_scale = all(norm != _with_gain(norm) for norm in read)
+    for i in range(folded.depth):
+        for branch, n, writer in zip(folded.branches(i), (1, 2), ("attn.proj", "mlp.fc2"), strict=True):
+            matrix = new[f"blocks.{i}.{writer}.weight"]
+            before = (branch.before, f"norm{n}", matrix.shape[0], folded.norm_scale_at(i) if takes_scale else 1.0)
+            inside = (branch.inner, f"{writer.partition('.')[0]}.norm", matrix.shape[1], 1.0)
+            for norm, name, width, gain in (before, inside):
+                if norm is not None and norm != _with_gain(norm):
+                    new[f"blocks.{i}.{name}.weight"] = matrix.new_full((width,), gain)
+                    new |= {f"blocks.{i}.{name}.bias": matrix.new_zeros(width)} if norm.kind == "layer" else {}
+    is_dinov2 = config.pool == "token+avg"  # only its classes have this head, and they have LayerScale
+    for name in [f"blocks.{i}.ls{n}.gamma" for i in range(folded.depth) for n in (1, 2)] if is_dinov2 else []:
+        new[name] = new["cls_token"].new_ones(config.embed_dim)
+    layer_scale, norm_scale = 1.0 if is_dinov2 else folded.layer_scale, folded.norm_scale and not takes_scale
+
+    def edit(branch: BranchConfig) -> BranchConfig:
+        return replace(branch, before=_with_gain(branch.before), inner=_with_gain(branch.inner))
+
+    return folded.with_slots(edit, edit).with_(layer_scale=layer_scale, norm_scale=norm_scale), new
+
+
+_UNUSED: dict[str, Any] = {
+    **dict.fromkeys(("pos_drop", "proj_drop", "attn_drop", "key_drop", "patch_drop", "head_drop", "drop_path"), 0.0),
+    **{"drop_path_shape": "linear", "key_drop_shape": "decreasing", "mask_token": False},
+}
+"""settings of a ViTConfig that outputs in evaluation do not depend on"""
+
+
+def _with_gain(norm: NormConfig | None) -> NormConfig | None:
+    return replace(norm, affine=True) if norm and norm.kind in ("layer", "rms") else norm
+
+
 def _edit_branch(branch: BranchConfig, fold_inner: bool = True) -> BranchConfig:
     on_branch = None if not _keeps_slot(branch.branch) else branch.branch
     inner = _folded(branch.inner) if fold_inner else branch.inner
@@ -177,12 +215,12 @@ def _fold_into_writer(weights: "Weights", norm: NormConfig | None, name: str, wr
     if norm is None or _keeps_slot(norm):
         return
     gain, shift = _take_affine(weights, norm, name, len(weights[f"{writer}.weight"]))
-    _scale(weights, writer, gain)
+    scale(weights, writer, gain)
     bias = weights.get(f"{writer}.bias")
     weights[f"{writer}.bias"] = (shift + (0 if bias is None else bias.double())).to(weights[f"{writer}.weight"])
 
 
-def _scale(weights: "Weights", name: str, gain: "Tensor") -> None:
+def scale(weights: "Weights", name: str, gain: "Tensor") -> None:
     """Multiply the rows of a map (or the channels of a norm) and of its bias by a factor each."""
     for key in (f"{name}.weight", f"{name}.bias"):
         if key in weights:

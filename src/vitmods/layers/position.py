@@ -50,7 +50,7 @@ def resample(
     Bicubic with antialiasing as timm does, or bilinear with aligned corners as big_vision does (``aligned``). The
     entries of the ``prefix`` tokens are kept.
     """
-    if old == new:
+    if _are_same(old, new):
         return positions
     kept, grid = positions[:, :prefix], positions[:, prefix:]
     image = grid.reshape(1, *old, -1).permute(0, 3, 1, 2)
@@ -63,10 +63,15 @@ def resample(
     return torch.cat([kept, grid], dim=1)
 
 
+def _are_same(old: tuple[int, int], new: tuple[int, int]) -> bool:
+    """Whether two grids are one; not for sides that a graph leaves open, which a comparison would fix."""
+    return all(isinstance(side, int) for side in new) and old == new
+
+
 def positions_on_grid(positions: Tensor, old: tuple[int, int], new: tuple[int, int], kind: str) -> Tensor:
     """Positions (1, T_old, C) for another grid, (1, T_new, C): learned ones resampled, the tables of ``sincos2d``,
     ``sincos2d_centered`` and ``sincos1d`` computed."""
-    if old == new:
+    if _are_same(old, new):
         return positions
     if kind == "learn":
         return resample(positions, old, new)

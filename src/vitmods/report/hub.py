@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from vitmods.report.templates import templates
 from vitmods.study.answer import Answer
 from vitmods.study.arms import parse_edits
 from vitmods.study.bases import described
-from vitmods.study.changed import open_changed, write_changed
+from vitmods.study.changed import DESCRIPTION, PREPROCESSOR, Library, Origin, open_changed, write_changed, write_library
 from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.retrain import arm_named, estimate_of
 from vitmods.study.store import StudyFolder, read_object
-from vitmods.tasks.base import DEFAULT, TASKS
+from vitmods.tasks.base import DEFAULT, TASKS, TaskModel
 from vitmods.train.trial import CONFIG, MODULES, RESULT, WEIGHTS
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
@@ -42,6 +42,7 @@ def model_card(
     name: str,
     model: ViT | None,
     architecture: str | None,
+    library: str,
     config: Mapping[str, Any],
     result: Mapping[str, Any],
     answer: Answer | None,
@@ -53,7 +54,8 @@ def model_card(
     Args:
         name: title of the card.
         model: None for a trial with modules besides a ViT.
-        architecture: timm's name; None if timm cannot open it.
+        architecture: timm's name, or transformers' class; None if neither can open it.
+        library: that opens it: timm, transformers or vitmods.
         config, result: contents of the trial's config.json and result.json, if any.
         answer: of the study that the model belongs to, if any.
         license: of the weights, in the Hub's spelling.
@@ -65,7 +67,8 @@ def model_card(
     config = {"environment": {}, **config} if config else {}
     return templates().get_template("card.md").render(
         name=name, config=config, result=result, data=data, arm=arm, answer=answer, architecture=architecture,
-        ours=OURS, metadata=_metadata(name, architecture, config, result, data, license), version=__version__,
+        ours=OURS, library=library, version=__version__,
+        metadata=_metadata(name, library, config, result, data, license),
         vit=None if model is None else model.vit_config,
         parameters=0 if model is None else sum(parameter.numel() for parameter in model.parameters()),
         changes=[edit for edit in edits if isinstance(edit, Change)], without_places=without_places,
@@ -77,7 +80,7 @@ def model_card(
 
 def _metadata(
     name: str,
-    architecture: str | None,
+    library: str,
     config: Mapping[str, Any],
     result: Mapping[str, Any],
     data: str,
@@ -104,7 +107,6 @@ def _metadata(
     ]
     place = str(config.get("images", {}).get("data", ""))
     is_public = place.startswith("hf:") and without_place(place) == place
-    library = "timm" if architecture not in (None, OURS) else "vitmods"
     changes = [slug(change) for change in str(config.get("changes", "")).split("+") if change]
     metadata = ModelCardData(
         library_name=library,
@@ -126,7 +128,8 @@ def save_pretrained(
     study: str | Path | None = None,
     name: str | None = None,
     license: str | None = None,
-    base: str | Callable[..., nn.Module] | None = None,
+    base: Origin = None,
+    library: Library | None = None,
 ) -> Path:
     """Write a model to a folder that vitmods, timm and Hugging Face's Hub can load; returns the folder.
 
@@ -144,6 +147,8 @@ def save_pretrained(
         license: of the weights, in the Hub's spelling (apache-2.0, ...); None: not on the card.
         base: of a model that was changed in place, what it was before: `timm:NAME?depth=2`, `torchvision:NAME`, a
             function `(num_classes, img_size, in_chans) -> model`. None: timm's or Hugging Face's own record.
+        library: "timm" or "hf" (transformers): a folder that this library opens without vitmods. LayerScale, factors of
+            heads and what else the library does not know, but weights can hold, is folded into the weights.
 
     Raises:
         UserError: the model or study does not exist, the disk refuses, or the model cannot be written in this layout.
@@ -161,10 +166,19 @@ def save_pretrained(
         above = [path for path in trial.resolve().parents[:_UP] if not named(path).endswith("://")]
         study = next((path for path in above if is_there(StudyFolder(path).settings_file)), None)
     answer = None if study is None else Answer.load(study)
+    if base is None and isinstance(spec := config.get("model", {}).get("base"), str):
+        base = spec
+    if library and isinstance(model, TaskModel):
+        raise UserError(f"{source} contains modules of its task, which {library} does not know: leave library out.")
+    vit: ViT | None = None
     with disk_errors(folder):
-        make_folder(folder)
-        if trial is not None and config and (described(model) is None or (trial / MODULES).exists()):
-            vit, architecture = None, None
+        if library is not None:
+            vit, architecture = model if isinstance(model, ViT) else None, write_library(model, folder, library, base)
+            for stale in (DESCRIPTION, *([] if library == "hf" else [PREPROCESSOR])):
+                (folder / stale).unlink(missing_ok=True)
+        elif trial is not None and config and (described(model) is None or (trial / MODULES).exists()):
+            architecture = None
+            make_folder(folder)
             for name_of_file in (WEIGHTS, MODULES, RESULT):
                 if (trial / name_of_file).exists():
                     if name_of_file != RESULT:
@@ -172,11 +186,12 @@ def save_pretrained(
                     shutil.copyfile(trial / name_of_file, folder / name_of_file)
             write_json(folder / CONFIG, without_place(config))
         elif hasattr(model, "vm_changes"):
-            vit, architecture = None, write_changed(model, folder, base)
+            architecture = write_changed(model, make_folder(folder), base)
         else:
             vit = as_vit(model)
             architecture = write_timm_folder(vit, folder)
-        card = model_card(title, vit, architecture, config, result, answer, license)
+        opens_in = "transformers" if library == "hf" else "timm" if architecture not in (None, OURS) else "vitmods"
+        card = model_card(title, vit, architecture, opens_in, config, result, answer, license)
         write_atomically(folder / CARD, lambda file: file.write(card.encode()))
     return folder
 
@@ -187,14 +202,15 @@ def push_to_hub(
     *,
     study: str | Path | None = None,
     license: str | None = None,
-    base: str | Callable[..., nn.Module] | None = None,
+    base: Origin = None,
+    library: Library | None = None,
     private: bool | None = None,
     token: str | None = None,
 ) -> str:
     """Write a model like `save_pretrained` and upload it to Hugging Face's Hub; returns the address of the commit.
 
     Args:
-        source, study, license, base: see `save_pretrained`.
+        source, study, license, base, library: see `save_pretrained`.
         repo_id: "user/name"; created if it does not exist.
         private: whether a new repository is private; None: the account's default.
         token: None: the token of `hf auth login`, or HF_TOKEN.
@@ -207,7 +223,8 @@ def push_to_hub(
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
-        save_pretrained(source, folder, study=study, name=repo_id.rpartition("/")[2], license=license, base=base)
+        title = repo_id.rpartition("/")[2]
+        save_pretrained(source, folder, study=study, name=title, license=license, base=base, library=library)
         try:
             api = HfApi(token=token, library_name="vitmods")
             repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id

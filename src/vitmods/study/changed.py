@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 from urllib.parse import urlencode
 
 import torch
 from torch import nn
 
-from vitmods.adapters.huggingface import open_changed_huggingface
+from vitmods.adapters.apply import as_vit
+from vitmods.adapters.huggingface import open_changed_huggingface, to_huggingface
 from vitmods.adapters.inputs import find_inputs
+from vitmods.adapters.own import preparation
 from vitmods.adapters.replay import TOLERANCE
 from vitmods.adapters.running import difference, tensors_of
 from vitmods.adapters.surgery import outputs_of, width_of
+from vitmods.adapters.timm_folder import timm_words, write_timm_folder
+from vitmods.adapters.transfer import OTHERWISE
 from vitmods.changes import Change
+from vitmods.fast.optimize import as_plain
+from vitmods.model.vit import ViT
 from vitmods.study.arms import FunctionSpec
 from vitmods.study.bases import ForeignBase, load_into, options_of, rebuilt, record_of
 from vitmods.study.store import read_object
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_atomically, write_json
+from vitmods.util.files import make_folder, write_atomically, write_json
 
 DESCRIPTION, CONFIG, WEIGHTS = "vitmods.json", "config.json", "model.safetensors"
+PREPROCESSOR = "preprocessor_config.json"
+Library = Literal["timm", "hf"]
+Origin = str | Callable[..., nn.Module] | None
 
 
-def write_changed(model: nn.Module, folder: Path, base: str | Callable[..., nn.Module] | None = None) -> str | None:
+def write_changed(model: nn.Module, folder: Path, base: Origin = None) -> str | None:
     """Write a model that was changed in place to a folder that exists, and open it again to compare.
 
     Hugging Face's models are written by their own `save_pretrained`, with the changes in config.json. Of others
@@ -47,19 +57,9 @@ def write_changed(model: nn.Module, folder: Path, base: str | Callable[..., nn.M
     if is_huggingface:
         model.save_pretrained(folder)  # type: ignore[operator]
     else:
-        images = next(tensors_of(inputs)) if inputs else torch.empty(0)
-        name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
-        if (base is None and name is None) or images.ndim != 4:
-            raise UserError(
-                f"A {type(model).__name__} cannot be written without its origin: give base=, as timm:NAME, "
-                "torchvision:NAME or a function that makes models of images."
-            )
-        spec = f"timm:{name}" if base is None else base if isinstance(base, str) else FunctionSpec.of(base)
-        size = getattr(getattr(model, "patch_embed", None), "img_size", None) or images.shape[2:]
-        classes = getattr(model, "num_classes", outputs[0].shape[-1])
-        foreign = ForeignBase(spec, classes, (size[0], size[1]), images.shape[1])
+        foreign = _origin_of(model, base)
         changes: tuple[Change, ...] = model.vm_changes  # type: ignore[assignment]
-        if spec.startswith("timm:"):
+        if foreign.spec.startswith("timm:"):
             architecture = _write_as_timm(model, folder, foreign, changes)
         from safetensors.torch import save
 
@@ -84,6 +84,86 @@ def write_changed(model: nn.Module, folder: Path, base: str | Callable[..., nn.M
     return architecture
 
 
+def _origin_of(model: nn.Module, base: Origin) -> ForeignBase:
+    inputs = find_inputs(model, None, width_of(model))
+    images = next(tensors_of(inputs)) if inputs else torch.empty(0)
+    name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+    if (base is None and name is None) or images.ndim != 4:
+        raise UserError(
+            f"A {type(model).__name__} cannot be written without its origin: give base=, as timm:NAME, "
+            "torchvision:NAME or a function that makes models of images."
+        )
+    spec = f"timm:{name}" if base is None else base if isinstance(base, str) else FunctionSpec.of(base)
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or images.shape[2:]
+    classes = getattr(model, "num_classes", outputs_of(model, inputs)[0].shape[-1])  # type: ignore[arg-type]
+    return ForeignBase(spec, classes, (size[0], size[1]), images.shape[1])
+
+
+def write_library(model: nn.Module, folder: Path, library: Library, base: Origin = None) -> str:
+    """Write a folder that timm or transformers opens without vitmods; what their classes do not know is folded into the
+    weights. ``base``: see `write_changed`. Returns timm's architecture or transformers' class.
+
+    Raises UserError, before a file is written, where the library's classes cannot express the model.
+    """
+    from vitmods.adapters.timm import timm_arguments
+
+    if library not in ("timm", "hf"):
+        raise UserError(f"library is timm or hf, not {library!r}: leave it out for a folder that vitmods opens.")
+    try:
+        if library == "hf":
+            return _write_as_huggingface(model, folder)
+        plain = as_plain(model)
+        try:
+            vit = cast(ViT, as_plain(as_vit(plain)))
+            if timm_words(vit.vit_config) is None:
+                timm_arguments(vit.vit_config)  # raises, naming what timm's ViT does not have
+                raise UserError("timm makes it only with arguments that a file cannot hold: other eps, or classes.")
+            return write_timm_folder(vit, folder)
+        except UserError:
+            theirs = None
+            if type(model).__module__.startswith("timm."):
+                theirs = _write_as_timm(plain, folder, _origin_of(model, base), getattr(plain, "vm_changes", ()))
+            if theirs is None:
+                raise
+            return theirs
+    except UserError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        raise UserError(
+            f"This model cannot be one of {library} alone: {str(error).removesuffix(f' {OTHERWISE}')} Write it as ONNX "
+            "(--to onnx), as a program of torch.export (--to torch), or as a folder that vitmods opens (--to hub)."
+        ) from error
+
+
+def _write_as_huggingface(model: nn.Module, folder: Path) -> str:
+    plain, theirs = as_plain(model), None
+    if type(model).__module__.startswith("transformers."):
+        config: Any = copy.deepcopy(plain.config)
+        vars(config).pop("vitmods_changes", None)
+        theirs = _same_of(plain, lambda: type(plain)(config))
+    new: Any = to_huggingface(cast(ViT, as_plain(as_vit(plain)))) if theirs is None else theirs
+    seen = preparation(model, new.config.num_labels)
+    if names := seen.get("label_names"):
+        new.config.id2label, new.config.label2id = dict(enumerate(names)), {n: i for i, n in enumerate(names)}
+    new.save_pretrained(make_folder(folder))
+    rows, columns = next(tensors_of(find_inputs(new, None, width_of(new)) or ())).shape[2:]
+    pixels: Any = {f"image_{name}": seen[name] for name in ("mean", "std") if name in seen}
+    pixels |= {"image_processor_type": "ViTImageProcessor", "size": {"height": rows, "width": columns}}
+    write_json(folder / PREPROCESSOR, pixels)
+    return type(new).__name__
+
+
+def _same_of(model: nn.Module, make: Callable[[], nn.Module]) -> nn.Module | None:
+    """A new model with the weights of another if it takes them and computes the same, in evaluation mode."""
+    inputs = find_inputs(model, None, width_of(model))
+    with suppress(UserError, RuntimeError), torch.random.fork_rng(devices=[]):  # unknown arguments, other weights
+        new = make().to(next(model.parameters())).eval()
+        new.load_state_dict(model.state_dict())
+        if inputs and difference(outputs_of(model, inputs), outputs_of(new, inputs)) <= TOLERANCE:
+            return new
+    return None
+
+
 def _write_as_timm(model: nn.Module, folder: Path, base: ForeignBase, changes: Sequence[Change]) -> str | None:
     """Write config.json in timm's layout if timm's arguments express the changes: timm makes a model with the same
     names of weights, which computes the same. Returns the architecture, or None."""
@@ -95,8 +175,8 @@ def _write_as_timm(model: nn.Module, folder: Path, base: ForeignBase, changes: S
 
     options: dict[str, Any] = {}
     for change in changes:
-        if isinstance(change, LayerScale):
-            options["init_values"] = change.init
+        if isinstance(change, LayerScale):  # folded where timm's blocks have no place for it
+            options |= {"init_values": change.init} if any(".ls1." in name for name in model.state_dict()) else {}
         elif isinstance(change, QKNorm):
             options["qk_norm"] = True
         elif isinstance(change, Norm) and change.kind in ("rms", "layer"):
@@ -107,15 +187,14 @@ def _write_as_timm(model: nn.Module, folder: Path, base: ForeignBase, changes: S
     plain = ForeignBase(
         f"timm:{name}?{query}{'&' if query else ''}{urlencode(options)}", base.num_classes, base.img_size, base.in_chans
     )
-    inputs = find_inputs(model, None, width_of(model))
-    with suppress(UserError, RuntimeError), torch.random.fork_rng(devices=[]):  # unknown arguments, other weights
-        again = plain.build(pretrained=False)
-        again.to(next(model.parameters())).load_state_dict(model.state_dict())
-        if inputs and difference(outputs_of(model, inputs), outputs_of(again, inputs)) <= TOLERANCE:
-            arguments = {**options_of(base.spec), **options, "img_size": list(base.img_size), "in_chans": base.in_chans}
-            save_for_hf(again, str(folder), model_args=arguments, safe_serialization=True)
-            return name
-    return None
+    again: Any = _same_of(model, lambda: plain.build(pretrained=False))
+    if again is None:
+        return None
+    seen = preparation(model, base.num_classes)
+    again.pretrained_cfg.update({name: seen[name] for name in seen if name != "task"})
+    arguments = {**options_of(base.spec), **options, "img_size": list(base.img_size), "in_chans": base.in_chans}
+    save_for_hf(again, str(make_folder(folder)), model_args=arguments, safe_serialization=True)
+    return name
 
 
 def open_changed(folder: Path) -> nn.Module | None:

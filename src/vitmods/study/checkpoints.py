@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitmods.adapters import load, open_checkpoint
 from vitmods.adapters.apply import as_vit
+from vitmods.adapters.own import read_seen, seen_by_trial
 from vitmods.adapters.weights import ENDINGS, NAMES
 from vitmods.fast.export import EXTRA
 from vitmods.finetune.delta import fingerprint_of
@@ -175,8 +176,10 @@ def open_trial(folder: Path) -> Any:
     config = read_object(folder / "config.json")
     record = config.get("model")
     if isinstance(record, dict) and "base" in record:
-        backbone = rebuilt(record, weights)
+        backbone: Any = rebuilt(record, weights)
         load_into(backbone, weights)
+        known = getattr(backbone, "pretrained_cfg", None) or {}
+        backbone.pretrained_cfg = {**known, **read_seen(seen_by_trial(config))}
     else:
         backbone = load(folder)
     if not (folder / MODULES).exists():
