@@ -9,7 +9,7 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.changes import parse_changes
-from vitmods.finetune import BlendedNorms
+from vitmods.finetune import BlendedNorms, fit_new_norms
 from vitmods.layers import LayerNorm, RMSNorm
 from vitmods.study.arms import arm_from_text
 from vitmods.study.cells import make_cell
@@ -117,6 +117,27 @@ def test_a_copy_shares_the_fraction():
         blended.set(fraction)
         assert torch.equal(logits(ema.model), logits(new))
     assert copy.deepcopy(new).blocks[0].attn.q_norm is not new.blocks[0].attn.q_norm
+
+
+@pytest.mark.parametrize("change", ["qknorm", "qknorm(norm=rms)", "subln(rescale=false)", "dpn"])
+def test_gains_and_biases_are_least_squares_of_what_the_old_model_has_there(change):
+    new = vm.apply(trained("vit"), *parse_changes(change))
+    fit_new_norms(new, [IMAGES[:1], IMAGES[1:]])
+    read = {}
+    with torch.no_grad():
+        BlendedNorms(new)
+        for norm in new.new_norms:
+            norm.register_forward_pre_hook(lambda norm, args: read.update({norm: args[0].flatten(0, -2)}))
+        new(IMAGES)
+        for norm, x in read.items():
+            bias = getattr(norm, "bias", None)
+            z = (norm.forward(x) - (0 if bias is None else bias)) / norm.weight
+            for i in range(x.shape[1]):
+                columns = torch.stack([z[:, i], torch.ones(len(z))][: 1 if bias is None else 2], 1)
+                best = torch.linalg.lstsq(columns.double(), x[:, i : i + 1].double()).solution.flatten()
+                found = torch.stack([norm.weight[i], *([] if bias is None else [bias[i]])]).double()
+                assert torch.allclose(found, best, rtol=1e-3, atol=1e-4)
+    assert not fit_new_norms(trained("vit"), iter(()))
 
 
 RECIPE = vm.recipes.plain(epochs=1)

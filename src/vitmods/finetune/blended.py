@@ -6,6 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmods.layers.gentle import fit_norms
+
+
+def owners_of_new_norms(*models: nn.Module) -> list[Any]:
+    """The modules whose `new_norms` are those that `vm.apply` added and no training has blended in."""
+    return [module for model in models for module in model.modules() if getattr(module, "new_norms", ())]
+
+
+def fit_new_norms(model: nn.Module, batches: Iterable[Tensor]) -> bool:
+    """Give new norms the gains and biases with which they come closest to what they read (least squares). Images (B,
+    channels, height, width) of training are read where there are such norms; returns whether there are."""
+    owners = owners_of_new_norms(model)
+    for owner in owners:
+        learned = [norm for norm in owner.new_norms if isinstance(getattr(norm, "weight", None), nn.Parameter)]
+        fit_norms(owner, learned, batches, together=True)
+    return bool(owners)
+
 
 class BlendedNorms:
     """Norms N that `vm.apply` put into a trained model, computed as ``x + a (N(x) - x)`` for a from 0 to 1.
@@ -13,6 +30,7 @@ class BlendedNorms:
     With a = 0 the model computes what it did before the change. Modules, names and weights are those of the changed
     model at any time: hooks blend, and a = 1 takes them off. ::
 
+        fit_new_norms(model, [images])
         blended = BlendedNorms(model)
         for step in range(steps):
             blended.set(2 * step / steps)
@@ -21,7 +39,7 @@ class BlendedNorms:
 
     def __init__(self, *models: nn.Module) -> None:
         """models: with changes, and copies of them, which share a. What `vm.apply` gave is blended once."""
-        self._owners: list[Any] = [m for model in models for m in model.modules() if getattr(m, "new_norms", ())]
+        self._owners = owners_of_new_norms(*models)
         self.norms: list[nn.Module] = [norm for owner in self._owners for norm in owner.new_norms]
         device = next((parameter.device for model in models for parameter in model.parameters()), None)
         fraction = self._fraction = torch.zeros((), device=device)
@@ -40,6 +58,3 @@ class BlendedNorms:
             for owner in self._owners:
                 owner.new_norms = ()
             self.norms = []
-
-    def fit(self, batches: Iterable[Tensor], how: str) -> None:
-        pass
