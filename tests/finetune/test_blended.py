@@ -162,5 +162,5 @@ def test_an_arm_that_asks_for_it_without_new_norms_is_refused(arm):
 
 @pytest.mark.parametrize("fraction", [-0.1, 0.95, 1.0])
 def test_the_end_of_the_training_is_plain(fraction):
-    with pytest.raises(UserError, match="norm_blend must be from 0 to 0.9"):
+    with pytest.raises(UserError, match=r"norm_blend must be from 0 to 0\.9"):
         RECIPE.with_(norm_blend=fraction)

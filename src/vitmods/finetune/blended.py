@@ -53,8 +53,12 @@ class BlendedNorms:
         """Set a, without waiting for the device. From 1 on the norms are plain ones, which are not new any more."""
         self._fraction.fill_(min(fraction, 1.0))
         if fraction >= 1:
-            for hook in self._hooks:
-                hook.remove()
+            self.remove()
             for owner in self._owners:
                 owner.new_norms = ()
             self.norms = []
+
+    def remove(self) -> None:
+        """Take the hooks off, whatever a is."""
+        for hook in self._hooks:
+            hook.remove()

@@ -34,7 +34,8 @@ def fit_norms(model: nn.Module, norms: Sequence[nn.Module], batches: Iterable[Te
             old = _inputs(model, images, norms)
             new = _inputs(model, images, norms[i:]) if i else old
             for norm in group:
-                x, z = (v.cpu().double().flatten(0, -2) for v in (old[norm], norm(new[norm])))  # not all devices have it
+                values = old[norm], norm(new[norm])
+                x, z = (value.cpu().double().flatten(0, -2) for value in values)  # not all devices have float64
                 sums[norm] = sums[norm] + torch.stack((torch.ones_like(x), x, z, z * z, x * z)).sum(1)
         for norm in group:
             x, z, zz, xz = sums[norm][1:] / sums[norm][0]

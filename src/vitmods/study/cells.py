@@ -113,8 +113,8 @@ def make_cell(
     if recipe.norm_blend and (arm.start or not adds_norms(arm.changes)):
         if arm.recipe.get("norm_blend"):
             raise UserError(
-                f"Arm {arm.name}: norm_blend is for changes that only add norms, which this arm lacks: leave it out. "
-                "Of subln, rescale=false does."
+                f"Arm {arm.name}: norm_blend is for changes that only add norms to the weights of base, and this arm "
+                "does not have one: leave norm_blend out. Of subln, rescale=false is one."
             )
         recipe = recipe.with_(norm_blend=0.0)
     return Cell(arm, here, recipe.with_(rates=()), setting, point, folds or 0)  # with the rate of what it trains

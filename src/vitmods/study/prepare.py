@@ -237,6 +237,7 @@ def _survey(
                 fit_to_images(model, images := runner.dataset(cell), recipe)
                 blended = BlendedNorms(*([model] if recipe.norm_blend else []))
                 new = _FirstStep.of(model, images, trained_classes == dataset.classes)
+                blended.remove()
                 old = old or new
                 if arm.changes:
                     effect = new.compare(old)

@@ -222,6 +222,7 @@ class TrialRun:
 
     def close(self, status: str, metrics: Mapping[str, float]) -> None:
         """Close the logs of a finished, diverged, stopped or failed trial; loggers get the metrics too."""
+        self._blended.remove()
         if self.metrics is not None:
             self.metrics.close(status, {f"{self.ds.eval_split}/{name}": value for name, value in metrics.items()})
 

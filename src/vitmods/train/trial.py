@@ -198,9 +198,9 @@ def fit_to_images(model: nn.Module, ds: TrialData, recipe: Recipe | None = None)
     number of images; empty if no module needs images.
     """
     counts: dict[str, Any] = {}
-    if recipe is not None and recipe.norm_blend and hasattr(ds, "plain_images"):
-        if fit_new_norms(model, ds.plain_images("train", GENTLE_IMAGES, FITTED_BATCH)):
-            counts["new norms"] = min(GENTLE_IMAGES, len(ds.splits["train"]))
+    is_blended = recipe is not None and recipe.norm_blend and hasattr(ds, "plain_images")
+    if is_blended and fit_new_norms(model, ds.plain_images("train", GENTLE_IMAGES, FITTED_BATCH)):
+        counts["new norms"] = min(GENTLE_IMAGES, len(ds.splits["train"]))
     for name, module in model.named_modules():
         if getattr(module, "waits_for_images", False):
             fit: Any = module.fit
