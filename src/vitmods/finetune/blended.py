@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from vitmods.layers.gentle import fit_norms
 
+QUERIES_AND_KEYS = ("q_norm", "k_norm")
+
 
 def owners_of_new_norms(*models: nn.Module) -> list[Any]:
     """The modules whose `new_norms` are those that `vm.apply` added and no training has blended in."""
@@ -15,13 +17,17 @@ def owners_of_new_norms(*models: nn.Module) -> list[Any]:
 
 
 def fit_new_norms(model: nn.Module, batches: Iterable[Tensor]) -> bool:
-    """Give new norms the gains and biases with which they come closest to what they read (least squares). Images (B,
-    channels, height, width) of training are read where there are such norms; returns whether there are."""
-    owners = owners_of_new_norms(model)
-    for owner in owners:
-        learned = [norm for norm in owner.new_norms if isinstance(getattr(norm, "weight", None), nn.Parameter)]
-        fit_norms(owner, learned, batches, together=True)
-    return bool(owners)
+    """Give new norms the gains and biases with which they come closest to what they read (least squares), but those of
+    queries and keys, which train worse then. Images (B, channels, height, width) of training are read where there are
+    such norms; returns whether there are."""
+    fitted = False
+    for owner in owners_of_new_norms(model):
+        names = (name for name, module in owner.named_modules() if module in owner.new_norms)
+        norms = [owner.get_submodule(name) for name in names if not name.endswith(QUERIES_AND_KEYS)]
+        if learned := [norm for norm in norms if isinstance(getattr(norm, "weight", None), nn.Parameter)]:
+            fit_norms(owner, learned, batches, together=True)
+            fitted = True
+    return fitted
 
 
 class BlendedNorms:
