@@ -426,17 +426,23 @@ def test_one_fine_tuning_takes_one_checkpoint(folder, capsys):
     assert "holds several checkpoints: base, wide" in " ".join(capsys.readouterr().err.split())
 
 
+BLENDED = "soft=qknorm+norm_blend(0.5)"
+
+
 def test_a_model_of_another_library_is_trained_further(tmp_path):
     """In place, with another number of classes: every arm starts from the trained weights and a new head."""
     base, run = "timm:vit_tiny_patch16_224?depth=1&embed_dim=16&num_heads=2&patch_size=4", {**RUN, "device": "cpu"}
     Study(base=base, arms=["layerscale(init=0.5)"], seeds=1, **SHORT).run(tmp_path / "first", **run)
     trials = tmp_path / "first" / "trials"
     trial = trials / "base" / "seed0"
-    study = Study(start=trial, arms=["layerscale(init=1.0)", "dpn(start=gentle)"], seeds=1, **SHORT)
+    study = Study(start=trial, arms=["layerscale(init=1.0)", "dpn(start=gentle)", BLENDED], seeds=1, **SHORT)
     study.run(tmp_path / "second", **run)
     effects = first_steps(tmp_path / "second")
     assert effects["layerscale(init=1.0)"].startswith("The outputs stay as they are. New weights:")
     assert re.search(r"differ by .* Top-1 is \S+ instead of", effects["dpn(start=gentle)"])
+    assert re.fullmatch(r"The outputs stay as they are\. New .* over the first 50% of the steps\.", effects["soft"])
+    blended = open_trial(tmp_path / "second" / "trials" / "soft" / "seed0")
+    assert [str(change) for change in blended.vm_changes] == ["qknorm"]
 
     folder = tmp_path / "plain"  # whose trials are named by hand
     for name, arm in (("base", "base"), ("scaled", "layerscale*")):

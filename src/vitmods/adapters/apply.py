@@ -8,6 +8,7 @@ from typing import Any, overload
 import torch
 from torch import nn
 
+from vitmods.adapters.new_norms import mark_new_norms
 from vitmods.adapters.running import check_not_wrapped
 from vitmods.adapters.surgery import operate
 from vitmods.adapters.tensors import Coverage
@@ -80,6 +81,7 @@ def apply(
         config, weights = _apply_one(change, config, weights)
     new = _build(config, weights, old, "+".join(map(str, changes)))
     new.changes = (*old.changes, *changes)
+    mark_new_norms(old, new, changes)
     if not next(new.parameters()).is_meta:
         verify(old, new, *changes)
     return new

@@ -31,6 +31,7 @@ from vitmods.adapters.grid import UNKNOWN, ReadsMask, give_grids
 from vitmods.adapters.heads import PREFIX, HeadPlace, HeadSearch
 from vitmods.adapters.inputs import find_inputs
 from vitmods.adapters.inserts import Factors, Gates, Insert, InsertedNorm, PatchNorms, Prompts, Scale, StemOfImages
+from vitmods.adapters.new_norms import mark_new_norms
 from vitmods.adapters.norm_choice import choose_norms, is_frozen
 from vitmods.adapters.opened import open_attentions
 from vitmods.adapters.parts import Timeline, check_hints, find_parts, norms_that_run
@@ -138,6 +139,7 @@ def operate(
         record.append(json.loads(json.dumps(values)))
     new.vm_changes = (*getattr(model, "vm_changes", ()), *changes)  # type: ignore[assignment]
     new.vm_record = tuple(record)  # type: ignore[assignment]
+    mark_new_norms(model, new, changes)
     kept = example if example is not None else getattr(model, "vm_example", None)
     new.vm_example = kept  # type: ignore[assignment]
     config: Any = getattr(new, "config", None)

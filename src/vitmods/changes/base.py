@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_type_hints
 
 from vitmods.changes.insertions import EXAMPLE, Insertion, Parts
 from vitmods.model.config import ViTConfig
-from vitmods.model.slots import Slot
+from vitmods.model.slots import ADDED_NORMS, Slot
 from vitmods.util.errors import NeedsReading, UserError, nearest
 from vitmods.util.registry import Registry
 from vitmods.util.shorthand import read_settings
@@ -63,6 +63,12 @@ class Change:
     def fills(self) -> frozenset[Slot]:
         """The slots that this change claims; two changes of one arm may not claim the same."""
         raise NotImplementedError
+
+    @property
+    def adds_norms(self) -> bool:
+        """Whether a model without the norms that it adds computes what it did before the change, so that training can
+        blend them in."""
+        return bool(self.fills & ADDED_NORMS) and Slot.STEM not in self.fills
 
     @property
     def claims(self) -> frozenset[Slot]:

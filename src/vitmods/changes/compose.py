@@ -5,6 +5,7 @@ from itertools import combinations, permutations
 
 from vitmods.changes.base import Change
 from vitmods.model.config import ViTConfig
+from vitmods.model.slots import ADDED_NORMS
 from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
 
@@ -46,6 +47,12 @@ def check_conflicts(changes: Sequence[Change], earlier: Sequence[Change] = ()) -
                     "leave one out, or compare them as two arms."
                 )
             owner[slot] = change
+
+
+def adds_norms(edits: Sequence[object]) -> bool:
+    """Whether a model without the norms that the changes among these edits add computes what it did before them."""
+    placing = [edit for edit in edits if isinstance(edit, Change) and edit.fills & ADDED_NORMS]
+    return bool(placing) and all(change.adds_norms for change in placing)
 
 
 def conflicts(arms: Mapping[str, Sequence[Change]], config: ViTConfig | None = None) -> dict[tuple[str, str], str]:

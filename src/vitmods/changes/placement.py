@@ -60,6 +60,11 @@ class Placement(Change):
             {Slot.ATTN_BEFORE, Slot.MLP_BEFORE, *(slot for slot, place in post.items() if "post" in place)}
         )
 
+    @property
+    def adds_norms(self) -> bool:
+        keeps_final = self.reading == "branch" or self.mlp == "pre"
+        return keeps_final and "pre" in self.attn and "pre" in self.mlp
+
     def edit(self, config: ViTConfig) -> ViTConfig:
         if config.first_blocks is not None:
             raise UserError(

@@ -39,6 +39,10 @@ class SubLN(Change):
     def preserves(self) -> Preserves:
         return "nothing" if self.rescale else "weights"
 
+    @property
+    def adds_norms(self) -> bool:
+        return not self.rescale
+
     def edit(self, config: ViTConfig) -> ViTConfig:
         norm = NormConfig("layer", self.eps)
         return config.with_slots(lambda attn: replace(attn, inner=norm), lambda mlp: replace(mlp, inner=norm))

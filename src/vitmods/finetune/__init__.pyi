@@ -1,4 +1,6 @@
 from .adapters import merge_adapters as merge_adapters
+from .blended import BlendedNorms as BlendedNorms
+from .blended import fit_new_norms as fit_new_norms
 from .delta import MultiTask as MultiTask
 from .delta import load_delta as load_delta
 from .delta import save_delta as save_delta

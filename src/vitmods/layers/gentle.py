@@ -17,29 +17,34 @@ TINY = 1e-12  # a channel that never varies keeps only its mean
 
 
 @torch.no_grad()
-def fit_norms(model: nn.Module, norms: Sequence[nn.Module], batches: Iterable[Tensor]) -> None:
+def fit_norms(model: nn.Module, norms: Sequence[nn.Module], batches: Iterable[Tensor], together: bool = False) -> None:
     """Fit new norms so that their outputs come close to their inputs, which the trained model expects in their place.
 
     Args:
-        model: with the new norms, whose gains are 1 and biases 0.
+        model: with the new norms.
         norms: with `weight`, and `bias` or none; (..., C) in and out. Each is fitted after the ones before it.
         batches: images (B, channels, height, width).
+        together: fit all of them to what they read without the others, in one pass over the images.
     """
     modes, batches = [(module, module.training) for module in model.modules()], list(batches)
     model.eval()
-    for i, norm in enumerate(norms):
-        sums = torch.zeros(())
+    for i, group in enumerate([norms] if together else [[norm] for norm in norms]):
+        sums = {norm: torch.zeros(()) for norm in group}
         for images in batches:
-            old, new = _inputs(model, images, norms)[norm], _inputs(model, images, norms[i:])[norm]
-            x, z = (values.cpu().double().flatten(0, -2) for values in (old, norm(new)))  # not all devices have float64
-            sums = sums + torch.stack((torch.ones_like(x), x, z, z * z, x * z)).sum(1)
-        x, z, zz, xz = sums[1:] / sums[0]
-        weight, bias = norm.get_parameter("weight"), getattr(norm, "bias", None)
-        if bias is None:
-            weight.copy_(xz / zz.clamp_min(TINY))
-        else:
-            weight.copy_((xz - x * z) / (zz - z * z).clamp_min(TINY))
-            bias.copy_(x - weight.to(x) * z)
+            old = _inputs(model, images, norms)
+            new = _inputs(model, images, norms[i:]) if i else old
+            for norm in group:
+                values = old[norm], norm(new[norm])
+                x, z = (value.cpu().double().flatten(0, -2) for value in values)  # not all devices have float64
+                sums[norm] = sums[norm] + torch.stack((torch.ones_like(x), x, z, z * z, x * z)).sum(1)
+        for norm in group:
+            x, z, zz, xz = sums[norm][1:] / sums[norm][0]
+            weight, bias = norm.get_parameter("weight"), getattr(norm, "bias", None)
+            has_bias = bias is not None
+            gain = (xz - has_bias * x * z) / (zz - has_bias * z * z).clamp_min(TINY)
+            weight.copy_(gain * weight.to(gain))
+            if bias is not None:
+                bias.copy_(x + gain * (bias.to(gain) - z))
     for module, is_training in modes:
         module.training = is_training
 

@@ -73,6 +73,23 @@ class Slot(StrEnum):
     INITIALIZATION = "initialization"
 
 
+ADDED_NORMS = frozenset(
+    {
+        Slot.STEM_BEFORE,
+        Slot.STEM_AFTER,
+        Slot.POSITION_NORM,
+        Slot.ATTN_INNER,
+        Slot.ATTN_BRANCH,
+        Slot.ATTN_AFTER,
+        Slot.MLP_INNER,
+        Slot.MLP_BRANCH,
+        Slot.MLP_AFTER,
+        Slot.QK_NORM,
+    }
+)
+"""the slots of norms that a plain ViT does without"""
+
+
 @dataclass(frozen=True)
 class NormConfig:
     """The content of a norm slot: a kind of ``vitmods.layers.norms``. ``affine`` False leaves the learned gain and bias

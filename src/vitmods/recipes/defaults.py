@@ -65,14 +65,15 @@ def finetune(like: Recipe | None = None, epochs: int = 20) -> Recipe:
 
     The augmentation is that of `like` (None: `default`), the rate that of what is trained (`rates`): lower blocks learn
     at a fraction of the rate of those above, and parts have rates of their own. The head begins as a linear probe
-    (`head_start`), so that a short training does not end below what the weights give untrained.
+    (`head_start`), so that a short training does not end below what the weights give untrained; norms that an arm adds
+    are blended in (`norm_blend`).
 
     Touvron et al., "Three things everyone should know about Vision Transformers" (arXiv:2203.09795), section 4,
     fine-tunes at 384 px by AdamW and SGD without stating rates; these are ours, for small budgets. DeiT III's command
     for 384 px has 20 epochs, lr 1e-5, no layer_decay, weight_decay 0.1 and batch_size 512.
     """
-    usual = (like or default()).with_(epochs=epochs, weight_decay=0.1, head_start="probe", rates=_rates(3e-4))
-    return usual.with_(train=ALL)
+    usual = (like or default()).with_(epochs=epochs, weight_decay=0.1, head_start="probe", norm_blend=0.5)
+    return usual.with_(rates=_rates(3e-4)).with_(train=ALL)
 
 
 @recipe(

@@ -29,6 +29,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "adam_eps": (0, 1),
     "rsqrt_timescale": (1, math.inf),
     "clip_norm": (1e-12, math.inf),
+    "norm_blend": (0, 0.9),
     "ema": (0, 0.9999999),
     "dropout": (0, 0.999999),
     "drop_path": (0, 0.999999),
@@ -332,6 +333,9 @@ class Recipe:
     head_start: Literal["drawn", "probe"] = "drawn"
     """drawn at random; or, for trained weights and images with classes, a linear probe of what the head reads (Kumar et
     al., arXiv:2202.10054)"""
+    norm_blend: float = 0.0
+    """fraction of the training over which norms that a change adds to the model are blended in: x + a (norm(x) - x)
+    with a from 0 to 1; 0: they are whole from the first step"""
     ema: float | None = None
     """decay of the moving average of weights, which is then evaluated; None: no average"""
     precision: Precision = "32-true"
@@ -501,6 +505,7 @@ class Recipe:
 _ADDED: dict[tuple[str, ...], Any] = {
     ("rates",): (),
     ("head_start",): "drawn",
+    ("norm_blend",): 0.0,
     ("augment", "sampler"): "each",
     ("loss", "class_weights"): "equal",
 }

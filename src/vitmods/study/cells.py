@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
+from vitmods.changes.compose import adds_norms
 from vitmods.data.splits import SplitOptions
 from vitmods.recipes.recipe import Recipe
 from vitmods.recipes.schedule import overridden
@@ -109,6 +110,13 @@ def make_cell(
     swept, own = dict(Point.from_dict(values).values), {**arm.recipe, **dict(point.values)}
     for overrides in (swept, own):
         recipe = overridden(recipe, overrides) if overrides else recipe
+    if recipe.norm_blend and (arm.start or not adds_norms(arm.changes)):
+        if arm.recipe.get("norm_blend"):
+            raise UserError(
+                f"Arm {arm.name}: norm_blend is for changes that only add norms to the weights of base, and this arm "
+                "does not have one: leave norm_blend out. Of subln, rescale=false is one."
+            )
+        recipe = recipe.with_(norm_blend=0.0)
     return Cell(arm, here, recipe.with_(rates=()), setting, point, folds or 0)  # with the rate of what it trains
 
 

@@ -18,6 +18,7 @@ from vitmods.adapters.files import cached_checkpoints
 from vitmods.adapters.running import tensors_of
 from vitmods.adapters.transfer import evaluating
 from vitmods.finetune.adapters import has_adapters
+from vitmods.finetune.blended import BlendedNorms, owners_of_new_norms
 from vitmods.finetune.roles import ALL, TrainedPart
 from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm
@@ -233,11 +234,16 @@ def _survey(
             if start and arm.name == BASE and has_logits and dataset.target == "class":
                 frozen[str(point)] = _frozen(settings, runner, model, cell)
             if start and not arm.start and has_logits and hasattr(dataset, "plain_images"):
-                fit_to_images(model, images := runner.dataset(cell))
+                fit_to_images(model, images := runner.dataset(cell), recipe)
+                blended = BlendedNorms(*([model] if recipe.norm_blend else []))
                 new = _FirstStep.of(model, images, trained_classes == dataset.classes)
+                blended.remove()
                 old = old or new
                 if arm.changes:
                     effect = new.compare(old)
+                    if blended.norms:
+                        over = f"Its norms are blended in over the first {recipe.norm_blend:.0%} of the steps."
+                        effect = replace(effect, summary=f"{effect.summary} {over}")
                     say(options, f"{arm.name} before the first step: {effect.summary}")
                     facts = replace(facts, changes=(*facts.changes, effect))
             models[cell.name] = facts
@@ -482,6 +488,8 @@ def arm_warnings(model: nn.Module, recipe: Recipe, dataset: ImageDataset) -> Ite
             "warm-up."
         )
         yield "", text
+    if recipe.norm_blend and not owners_of_new_norms(model):
+        yield "", "norm_blend has no effect: base has norms at the places of this arm's."
     for change in model.changes if isinstance(model, ViT) else ():
         if advice := change.advice(model.vit_config):
             yield str(change), advice

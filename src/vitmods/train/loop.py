@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitmods.data.batch import Batch, for_device
 from vitmods.data.threads import ahead
+from vitmods.finetune.blended import BlendedNorms
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import lr_at, resolve_on
 from vitmods.tasks.base import Example, Measured, Task, TaskModel
@@ -139,6 +140,8 @@ class TrialRun:
             divide(self.model)
         if self.ema is not None:
             self.ema.follow(self.model)
+        blended = [self.model, *([] if self.ema is None else [self.ema.model])] if recipe.norm_blend else []
+        self._blended = BlendedNorms(*blended)
         self.optimizer = make_optimizer(self.model, recipe)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._layers = layers_of(self.model) if "gradients" in options.record else {}
@@ -219,6 +222,7 @@ class TrialRun:
 
     def close(self, status: str, metrics: Mapping[str, float]) -> None:
         """Close the logs of a finished, diverged, stopped or failed trial; loggers get the metrics too."""
+        self._blended.remove()
         if self.metrics is not None:
             self.metrics.close(status, {f"{self.ds.eval_split}/{name}": value for name, value in metrics.items()})
 
@@ -245,6 +249,8 @@ class TrialRun:
         self.model.train()
         self._logged = time.perf_counter()
         while True:
+            if self._blended.norms:
+                self._blended.set(self.step / max(1, round(self.recipe.norm_blend * self.length.steps)))
             # Between two steps, in this order: a checkpoint contains the number of its last evaluation.
             is_due = self.step % self.eval_every == 0 or self.step == self.length.steps
             if self._has_evaluation and is_due and self.step > self.evaluated_at:

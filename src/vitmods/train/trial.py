@@ -23,6 +23,7 @@ from torch import nn
 import vitmods
 from vitmods.data.read import Unreadable, decode
 from vitmods.finetune.adapters import has_adapters, merge_adapters, save_adapters
+from vitmods.finetune.blended import fit_new_norms
 from vitmods.ops.native import is_switched_on
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
@@ -98,7 +99,7 @@ def train_trial(
     check_divides(recipe.batch_size, processes.size)
     usable(options.device, recipe.precision, processes.local_rank if processes.size > 1 else None)
     out = make_folder(Path(out))
-    metadata = {**(metadata or {}), **fit_to_images(model, ds)}
+    metadata = {**(metadata or {}), **fit_to_images(model, ds, recipe)}
     task.fit(model, ds)
     config = trial_config(model, task, ds, recipe, seed, options, processes, metadata)
     result = processes.once(lambda: _resume(out, config))
@@ -189,14 +190,17 @@ def _merge_adapters(run: TrialRun) -> None:
         merge_adapters(model)
 
 
-def fit_to_images(model: nn.Module, ds: TrialData) -> dict[str, Any]:
+def fit_to_images(model: nn.Module, ds: TrialData, recipe: Recipe | None = None) -> dict[str, Any]:
     """Fit modules that wait for images (whitening of patches, codes) to up to 1,000 training images, evenly spread over
-    the split, as evaluation sees them.
+    the split, as evaluation sees them; and norms that start gently, or that the recipe blends in, to up to 250.
 
     No random number is drawn, so a resumed trial computes the same. Returns the record for config.json, module ->
     number of images; empty if no module needs images.
     """
     counts: dict[str, Any] = {}
+    is_blended = recipe is not None and recipe.norm_blend and hasattr(ds, "plain_images")
+    if is_blended and fit_new_norms(model, ds.plain_images("train", GENTLE_IMAGES, FITTED_BATCH)):
+        counts["new norms"] = min(GENTLE_IMAGES, len(ds.splits["train"]))
     for name, module in model.named_modules():
         if getattr(module, "waits_for_images", False):
             fit: Any = module.fit
