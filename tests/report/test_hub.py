@@ -13,6 +13,7 @@ from PIL import Image
 import vitmods as vm
 from vitmods.adapters.timm_folder import OURS, timm_words
 from vitmods.cli import main
+from vitmods.report.hub import StartWeights, model_card
 from vitmods.study import Answer
 from vitmods.study.checkpoints import open_trial
 from vitmods.study.trial import with_modules
@@ -218,3 +219,20 @@ def test_places_of_this_machine_are_taken_out_and_nothing_else(place, public):
         "see https://openreview.net/forum?id=jg, base='mu3/2', 1/2, timm/vit, hf:beans, s3://bucket/x, '/', \"a/b c\""
     )
     assert without_places(same) == same
+
+
+def test_the_card_names_the_weights_that_training_started_from(tmp_path):
+    folder = tmp_path / "my-backbone"
+    folder.mkdir()
+    assert StartWeights.of({"source": str(folder)}) == ("my-backbone", "", "")
+    (folder / "config.json").write_text('{"_name_or_path": "facebook/dinov2-small"}')
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
+    assert StartWeights.of({"source": str(folder)}) == ("my-backbone", "facebook/dinov2-small", "apache-2.0")
+    timms = StartWeights.of({"source": "vit_small_patch16_224.augreg_in21k_ft_in1k"})
+    assert timms[1:] == ("timm/vit_small_patch16_224.augreg_in21k_ft_in1k", "apache-2.0")
+    assert StartWeights.of({"source": "/home/me/secret/gone.pth"}) == ("path/to/gone.pth", "", "")
+    assert StartWeights.of(None) == ("", "", "")
+    config = {"arm": "base", "seed": 0, "recipe": {}, "data": {"classes": ["a"]}, "start": {"source": str(folder)}}
+    text = model_card("pets", None, None, "vitmods", config, {}, None, None)
+    assert yaml.safe_load(text.split("---\n")[1])["base_model"] == "facebook/dinov2-small"
+    assert "weights of [my-backbone](https://huggingface.co/facebook/dinov2-small), license apache-2.0." in text

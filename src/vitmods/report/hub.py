@@ -7,8 +7,9 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -38,6 +39,36 @@ _UP = 5  # at most so many folders from a trial to its study
 _READ = ["*.json", "*.safetensors", CARD]  # files downloaded from the Hub
 
 
+class StartWeights(NamedTuple):
+    """The trained weights that a trial started from: their name, their place on the Hub and their license, as far as
+    timm or the files beside them say."""
+
+    name: str = ""
+    hub_id: str = ""
+    license: str = ""
+
+    @classmethod
+    def of(cls, start: Any) -> StartWeights:
+        source = str(start.get("source", "")) if isinstance(start, Mapping) else ""
+        folder, words = Path(source), None
+        if source and folder.is_dir():
+            config, card = folder / "config.json", folder / CARD
+            name = str(read_object(config).get("_name_or_path", "")) if config.is_file() else ""
+            is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists()
+            if card.is_file():
+                from huggingface_hub import ModelCard
+
+                with suppress(ValueError, OSError):  # a page without metadata
+                    words = ModelCard.load(card).data.get("license")
+            return cls(folder.name, name if is_on_hub else "", str(words or ""))
+        if source and not folder.exists():
+            from timm.models import get_pretrained_cfg
+
+            with suppress(RuntimeError):  # an unknown tag
+                words = get_pretrained_cfg(source)
+        return cls(without_place(source), *(str(getattr(words, name, None) or "") for name in ("hf_hub_id", "license")))
+
+
 def model_card(
     name: str,
     model: ViT | None,
@@ -64,11 +95,12 @@ def model_card(
     arm = arm_named(answer, config["arm"]) if answer and config.get("arm") in arms else None
     data = Path(str(config.get("data", {}).get("name", ""))).name
     edits = parse_edits(config.get("changes", "")) or (model.changes if model is not None else ())
+    origin = StartWeights.of(config.get("start"))
     config = {"environment": {}, **config} if config else {}
     return templates().get_template("card.md").render(
         name=name, config=config, result=result, data=data, arm=arm, answer=answer, architecture=architecture,
         ours=OURS, library=library, version=__version__,
-        metadata=_metadata(name, library, config, result, data, license),
+        metadata=_metadata(name, library, config, result, data, license, origin), origin=origin,
         vit=None if model is None else model.vit_config,
         parameters=0 if model is None else sum(parameter.numel() for parameter in model.parameters()),
         changes=[edit for edit in edits if isinstance(edit, Change)], without_places=without_places,
@@ -85,6 +117,7 @@ def _metadata(
     result: Mapping[str, Any],
     data: str,
     license: str | None,
+    origin: StartWeights,
 ) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -112,6 +145,7 @@ def _metadata(
         library_name=library,
         pipeline_tag=task,
         license=license,
+        base_model=origin.hub_id or None,
         tags=list(dict.fromkeys(["vitmods", library, "vision-transformer", *changes])),
         datasets=[place.removeprefix("hf:").partition("?")[0]] if is_public else None,
         metrics=sorted({evaluation.metric_type for evaluation in results}) or None,
