@@ -47,6 +47,18 @@ def draw_photos(folder: Path) -> None:
             Image.fromarray(image.clip(0, 255).astype("uint8")).save(folder / name / f"IMG_{i:04}.png")
 
 
+def make_weights(folder: Path) -> None:
+    """Write a small new Dinov2 model as Hugging Face does, in place of the trained one of the tutorial."""
+    import torch
+    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        Dinov2Model(Dinov2Config(**sizes)).save_pretrained(folder)
+    BitImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(folder)
+
+
 def small(words: list[str]) -> list[str]:
     """A command of a tutorial as it is run: studies are made small."""
     if words[0] != "compare" and words[:2] != ["paper", "run"]:
@@ -92,10 +104,12 @@ def outputs(path: Path) -> list[str]:
         return list(json.loads(kept.read_text(encoding="utf-8")))
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         draw_photos(Path("photos"))
+        if "--from dinov2-small" in (text := path.read_text(encoding="utf-8")):
+            make_weights(Path("dinov2-small"))
         before = os.environ.get("COLUMNS")
         os.environ["COLUMNS"] = "88"
         try:
-            printed = [text.replace(folder, "") for _, text in run(path.read_text(encoding="utf-8"), path.name)]
+            printed = [text.replace(folder, "") for _, text in run(text, path.name)]
         finally:
             os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
     shown = ["\n".join(map(str.rstrip, without_places(text).rstrip().splitlines())) for text in printed]

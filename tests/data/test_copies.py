@@ -1,5 +1,6 @@
 """Near copies are named, with the grouping that keeps them together; images that are merely similar are not."""
 
+import functools
 import io
 
 import numpy as np
@@ -173,8 +174,11 @@ def line(seed):
     return Image.fromarray(image)
 
 
+digits = functools.cache(load_digits)
+
+
 def digit(seed, side):
-    return Image.fromarray((load_digits().images[seed] * 15.9).astype(np.uint8)).resize((side, side), 3)
+    return Image.fromarray((digits().images[seed] * 15.9).astype(np.uint8)).resize((side, side), 3)
 
 
 SIMILAR = {

@@ -18,7 +18,7 @@ from vitmods.util.errors import UserError
 
 MODELS = {  # every change, and every kind of norm that may stand in a block: few models, since an export is slow
     "dropkey+dpn+dtn(blocks=1)+layerscale+normformer+gpsa(blocks=1)+qknorm+swiglu": {"depth": 2},
-    "rms+subln+parallel+patchdropout+hmlp": {"depth": 2},
+    "rms+subln+parallel+patchdropout+hmlp+prompts": {"depth": 2},
     "placement(attn=post,mlp=pre+post)+local+rope+size(deeper=2)": {},
     "relpos+gate+valueresidual+layernormscaling+registers+nobias": {"depth": 2},
     "levit": {

@@ -305,7 +305,7 @@ def test_the_head_and_the_adapters_alone_are_trained():
     ("what", "message"),
     [
         ("lora(rank=0)", "rank is a whole number of at least 1"),
-        ("lora(rank=two)", "a number, got 'two'"),
+        ("lora(rank=two)", "a whole number of at least 1 or match, not two"),
         ("lora(rnk=2)", "does not have the setting 'rnk'. Did you mean 'rank'"),
         ("lora(on=head)", "low-rank maps are for attention and ffn"),
         ("lora(on=stem)", "does not have linear maps with this role, but with attention, ffn and head"),

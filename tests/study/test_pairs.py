@@ -112,7 +112,9 @@ def command(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("pair", ALLOWED, ids="+".join)
+@pytest.mark.parametrize(
+    "pair", [*ALLOWED[::2], *(pytest.param(pair, marks=pytest.mark.long) for pair in ALLOWED[1::2])], ids="+".join
+)
 def test_a_pair_runs_and_its_numbers_are_those_of_its_trials(command, pair, capfd):
     command((), capture=capfd)
     run = command(pair, capture=capfd)

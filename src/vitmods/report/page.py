@@ -48,6 +48,7 @@ from vitmods.study.state import TrialRecord
 from vitmods.study.store import slug
 from vitmods.tasks.metrics import Metric
 from vitmods.util.address import place
+from vitmods.util.limits import read_bytes
 from vitmods.util.registry import Registry
 from vitmods.util.remote import write_output
 from vitmods.util.text import plural
@@ -153,7 +154,7 @@ class ReportFile(type(Path())):  # type: ignore[misc]
     """The path of a report, whose content a notebook shows."""
 
     def _repr_html_(self) -> str:
-        kind, content = self.suffix.lower(), self.read_bytes()
+        kind, content = self.suffix.lower(), read_bytes(Path(self), "text")
         if kind == ".svg":
             return content.decode()
         if kind in (".png", ".pdf"):
