@@ -342,7 +342,7 @@ def test_seeds_follow_the_time_that_trials_take(monkeypatch, tmp_path, capsys, a
     affords = TrialSchedule._affordable
     monkeypatch.setattr(TrialSchedule, "_affordable", lambda self, work: work.seed < affordable and affords(self, work))
     study = Study("mu1/4", ["rms"], "digits", vm.recipes.digits().with_(steps=2, warmup_epochs=None, warmup_steps=0))
-    answer = study.run(tmp_path / "study", budget="10h", **{**RUN, "progress": True})
+    answer = study.run(tmp_path / "study", budget="59m", **{**RUN, "progress": True})
     lines = capsys.readouterr().err
     done = min(affordable, 6)
     assert set(answer.headline.effects) == {"rms"}
@@ -372,7 +372,7 @@ def test_until_its_seeds_are_settled_a_budget_is_read_so_far(monkeypatch, tmp_pa
     with monkeypatch.context() as patched:
         patched.setattr(TrialSchedule, "take", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            study.run(tmp_path / "study", budget="10h", **RUN)
+            study.run(tmp_path / "study", budget="59m", **RUN)
     stopped = Answer.load(tmp_path / "study")
     assert list(stopped.base.scores) == [0, 1, 2, 3]
     assert [trial.status for trial in stopped.trials] == ["finished"] * 8

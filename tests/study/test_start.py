@@ -398,12 +398,12 @@ def test_the_shell_takes_the_arms_of_the_folder(folder, capsys):
     assert tuple(arm.name for arm in usual.settings.arms) == USUAL_ARMS
 
 
-@pytest.mark.parametrize("of_study", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.parametrize("of_study", [True, False])
 def test_a_budget_takes_the_seeds_that_have_weights(pretrained, tmp_path, of_study):
     """A second study reuses the trials of base, and no other seeds are looked for."""
     start, options = pretrained if of_study else pretrained / "trials" / "base", {**SHORT, "reuse": [tmp_path]}
-    first = Study(start=start, arms=["attention"], **options | {"reuse": []}).run(tmp_path / "a", budget="10h", **RUN)
-    second = Study(start=start, arms=["normformer"], **options).run(tmp_path / "b", budget="10h", **RUN)
+    first = Study(start=start, arms=["attention"], **options | {"reuse": []}).run(tmp_path / "a", budget="59m", **RUN)
+    second = Study(start=start, arms=["normformer"], **options).run(tmp_path / "b", budget="59m", **RUN)
     for answer in (first, second):
         assert answer.complete
         assert answer.settings["seeds"] == [0, 1]
