@@ -67,6 +67,10 @@ def written_out(old, new, change, name, images):
 @pytest.mark.parametrize("prompts", [SHALLOW, DEEP], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_blocks_read_learned_tokens(name, prompts):
+    if name != "vitmods" and not prompts.deep:
+        with pytest.raises(UserError, match="write prompts"):
+            vm.apply(MODELS[name](), prompts, in_place=True)
+        return
     torch.manual_seed(0)
     old = MODELS[name]().eval()
     for parameter in old.parameters():  # new heads and biases are zero
@@ -123,7 +127,7 @@ def test_blocks_of_others_that_ask_for_places_are_refused(name):
     size = {"img_size": 28 if "eva" in name else 32}
     model = timm.create_model(name, depth=1, embed_dim=32, num_heads=2, num_classes=5, **size)
     with pytest.raises(NotCertified, match="does not treat tokens alike"):
-        vm.apply(model, SHALLOW, in_place=True)
+        vm.apply(model, DEEP, in_place=True)
 
 
 def test_masks_of_attention_are_refused():

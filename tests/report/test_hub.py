@@ -227,12 +227,15 @@ def test_the_card_names_the_weights_that_training_started_from(tmp_path):
     assert StartWeights.of({"source": str(folder)}) == ("my-backbone", "", "")
     (folder / "config.json").write_text('{"_name_or_path": "facebook/dinov2-small"}')
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
-    assert StartWeights.of({"source": str(folder)}) == ("my-backbone", "facebook/dinov2-small", "apache-2.0")
+    assert StartWeights.of({"source": str(folder)}) == ("my-backbone", "", "apache-2.0")
     timms = StartWeights.of({"source": "vit_small_patch16_224.augreg_in21k_ft_in1k"})
     assert timms[1:] == ("timm/vit_small_patch16_224.augreg_in21k_ft_in1k", "apache-2.0")
     assert StartWeights.of({"source": "/home/me/secret/gone.pth"}) == ("path/to/gone.pth", "", "")
     assert StartWeights.of(None) == ("", "", "")
-    config = {"arm": "base", "seed": 0, "recipe": {}, "data": {"classes": ["a"]}, "start": {"source": str(folder)}}
+    (folder / "README.md").write_text("---\na: [\n---\n# A model\n")
+    assert StartWeights.of({"source": str(folder)}) == ("my-backbone", "", "")
+    start = {"source": "timm:vit_small_patch16_224.augreg_in21k_ft_in1k"}
+    config = {"arm": "base", "seed": 0, "recipe": {}, "data": {"classes": ["a"]}, "start": start}
     text = model_card("pets", None, None, "vitmods", config, {}, None, None)
-    assert yaml.safe_load(text.split("---\n")[1])["base_model"] == "facebook/dinov2-small"
-    assert "weights of [my-backbone](https://huggingface.co/facebook/dinov2-small), license apache-2.0." in text
+    assert yaml.safe_load(text.split("---\n")[1])["base_model"] == timms.hub_id
+    assert f"(https://huggingface.co/{timms.hub_id}), license apache-2.0." in text

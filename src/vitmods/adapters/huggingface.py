@@ -257,6 +257,8 @@ def to_huggingface(model: ViT, like: nn.Module | None = None) -> nn.Module:
         return size[0] if size[0] == size[1] else list(size)
 
     is_dino = config.pool == "token+avg"
+    if is_dino and not config.num_classes:
+        raise UserError("transformers' Dinov2 pools so only before a head: give the model classes, or pool=token.")
     family = "Dinov2" if is_dino else "ViT"
     values = getattr(transformers, f"{family}Config")(
         hidden_size=config.embed_dim,

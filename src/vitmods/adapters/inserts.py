@@ -135,7 +135,7 @@ class PatchNorms(Insert):
 
 
 class Prompts(Insert):
-    """Learned tokens (count, C) behind those that a block reads, taken off behind the same or the last block."""
+    """Learned tokens (count, C) behind those that a block reads, taken off behind it."""
 
     def __init__(self, dim: int, children: Mapping[str, Sequence[str]]) -> None:
         super().__init__(children)

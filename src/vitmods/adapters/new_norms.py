@@ -1,5 +1,6 @@
 """Which norms are new in a changed model: those at places where the model had none before."""
 
+import re
 from collections.abc import Sequence
 
 from torch import nn
@@ -20,6 +21,9 @@ def mark_new_norms(old: nn.Module, new: nn.Module, changes: Sequence[Change]) ->
 
     def is_new(name: str) -> bool:
         place = parallel_name(sequential_name(f"{name}.weight", parallel[1]), parallel[0]).removesuffix(".weight")
+        block = re.match(r".*\.\d+(?=\.)", place)
+        if block is not None and block[0] not in before:
+            return False  # of a new block, whose norms replace nothing
         there = before.get(place)
         return there in still_new or (adds and (there is None or isinstance(there, nn.Identity)))
 

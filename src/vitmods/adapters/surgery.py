@@ -326,8 +326,8 @@ class _Operation:
                 return self._gated_mlp(branch, hidden)
             case NewStem(stem, config):
                 return self._new_stem(stem, config)
-            case PromptTokens(blocks, count, deep):
-                return self._prompts(blocks, count, deep)
+            case PromptTokens(blocks, count):
+                return self._prompts(blocks, count)
             case ExactRMS():
                 return self._to_rms()
             case _:
@@ -520,9 +520,9 @@ class _Operation:
 
         return _Place(set_norms)
 
-    def _prompts(self, blocks: tuple[str, ...], count: int, deep: bool) -> _Place:
+    def _prompts(self, blocks: tuple[str, ...], count: int) -> _Place:
         if any(isinstance(module, Prompts) for module in self.model.modules()):
-            raise NoEffect(f"'{self.change}' alters nothing: this model has prompts already.")
+            raise UserError(f"'{self.change}' is for models without prompts, and this one has some: leave it out.")
         calls = [] if self.inputs is None else record(self.model, self.inputs, dict.fromkeys(blocks, ()), False)
         counts = Counter(call.block for call in calls)
         for call in calls:
@@ -535,12 +535,9 @@ class _Operation:
                 )
         dim, stem = self.parts.branches[0].dim, self.parts.stem
         values = widths(self.model.get_submodule(stem))[0] if stem else dim
-        ends = [(block, block) for block in blocks] if deep else [(blocks[0], blocks[-1])]
-        inserted: list[Prompts] = []
-        for i, (first, last) in enumerate(ends):
-            places = {first: ("before", "after")} if first == last else {first: ("before",), last: ("after",)}
-            inserted.append(Prompts(dim, places))
-            inserted[-1].serve(self.model, f"{PREFIX}prompts_{i}")
+        inserted = [Prompts(dim, {block: ("before", "after")}) for block in blocks]
+        for i, prompts in enumerate(inserted):
+            prompts.serve(self.model, f"{PREFIX}prompts_{i}")
 
         def finish() -> None:
             for prompts in inserted:

@@ -140,11 +140,10 @@ class NewStem:
 
 @dataclass(frozen=True)
 class Prompts:
-    """``count`` learned tokens behind those that the first block reads and, with ``deep``, behind those of each."""
+    """``count`` learned tokens behind those that each block reads."""
 
     blocks: tuple[str, ...]
     count: int
-    deep: bool
 
 
 Insertion = After | Before | Without | AroundPatches | Heads | Gate | Swap | ExactRMS | GatedMLP | NewStem | Prompts

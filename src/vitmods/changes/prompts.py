@@ -7,7 +7,7 @@ from vitmods.changes.insertions import Insertion, Parts
 from vitmods.changes.insertions import Prompts as LearnedTokens
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
-from vitmods.util.errors import UserError
+from vitmods.util.errors import NeedsReading, UserError
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Prompts(Change):
     By default they enter before the first block and leave after the last (shallow). With ``deep`` each block has its
     own, which take the place of what the last block made of its.
 
-    A model with prompts gets new ones.
+    A vitmods ViT with prompts gets new ones. Models of other libraries take deep ones alone.
     """
 
     name = "prompts"
@@ -49,4 +49,9 @@ class Prompts(Change):
         return {name: value for name, value in weights.items() if name != "prompts"}
 
     def insertions(self, parts: Parts) -> list[Insertion]:
-        return [LearnedTokens(parts.blocks, self.count, self.deep)]
+        if not self.deep:
+            raise NeedsReading(
+                f"'{self}' would show its tokens in what lies between the blocks of a model of another library: write "
+                "prompts(deep=true)."
+            )
+        return [LearnedTokens(parts.blocks, self.count)]

@@ -284,4 +284,4 @@ def _quantize(path: Path) -> None:
 def _write_safetensors(work: _Work, path: Path) -> Callable[[Tensor], Tensor]:
     model = work.model if work.precision is None else cast(_InType, work.graph).model
     save(cast(ViT, model), path)
-    return load(path).to(next(work.model.parameters()))
+    return load(path).float()

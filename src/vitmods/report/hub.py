@@ -52,20 +52,19 @@ class StartWeights(NamedTuple):
         source = str(start.get("source", "")) if isinstance(start, Mapping) else ""
         folder, words = Path(source), None
         if source and folder.is_dir():
-            config, card = folder / "config.json", folder / CARD
-            name = str(read_object(config).get("_name_or_path", "")) if config.is_file() else ""
-            is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists()
+            card = folder / CARD
             if card.is_file():
                 from huggingface_hub import ModelCard
+                from yaml import YAMLError  # type: ignore[import-untyped]
 
-                with suppress(ValueError, OSError):  # a page without metadata
+                with suppress(ValueError, OSError, YAMLError):  # a page without metadata
                     words = ModelCard.load(card).data.get("license")
-            return cls(folder.name, name if is_on_hub else "", str(words or ""))
+            return cls(folder.name, "", str(words or ""))
         if source and not folder.exists():
             from timm.models import get_pretrained_cfg
 
             with suppress(RuntimeError):  # an unknown tag
-                words = get_pretrained_cfg(source)
+                words = get_pretrained_cfg(source.removeprefix("timm:"))
         return cls(without_place(source), *(str(getattr(words, name, None) or "") for name in ("hf_hub_id", "license")))
 
 

@@ -153,7 +153,9 @@ def summary_figure(answer: Answer) -> Any:
 class ReportFile(type(Path())):  # type: ignore[misc]
     """The path of a report, whose content a notebook shows."""
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
+        if self.suffix.lower() not in (".html", ".svg", ".png", ".pdf") or not self.is_file():
+            return None  # a path that was made from it
         kind, content = self.suffix.lower(), read_bytes(Path(self), "text")
         if kind == ".svg":
             return content.decode()

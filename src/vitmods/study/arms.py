@@ -108,7 +108,7 @@ def _adapt(text: str) -> LineUp | None:
     """Ways to adapt trained weights, beside base, which trains all of them."""
     if text != "adapt":
         return None
-    arms = ("attention", "ffn", "head", "train(norms)", "biases", "last", "lora(rank=8)", "prompts(10,deep=true)")
+    arms = ("attention", "ffn", "head", "train(norms)", "biases", "last", "lora(rank=8)", "dora(rank=8)")
     return LineUp("adapt", "Eight ways to adapt trained weights", arms, (), start="a checkpoint or a timm model")
 
 

@@ -149,7 +149,8 @@ def _write_as_huggingface(model: nn.Module, folder: Path) -> str:
     rows, columns = next(tensors_of(find_inputs(new, None, width_of(new)) or ())).shape[2:]
     pixels: Any = {f"image_{name}": seen[name] for name in ("mean", "std") if name in seen}
     pixels |= {"image_processor_type": "ViTImageProcessor", "size": {"height": rows, "width": columns}}
-    write_json(folder / PREPROCESSOR, pixels)
+    if "image_mean" in pixels:  # without them transformers would take 0.5
+        write_json(folder / PREPROCESSOR, pixels)
     return type(new).__name__
 
 

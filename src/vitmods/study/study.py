@@ -145,7 +145,7 @@ class Study:
         if match not in (None, "parameters"):
             raise UserError(f"match is parameters or None, not {match!r}.")
         if match is not None:
-            chosen_arms = with_matched_ranks(chosen_arms)
+            chosen_arms = make_arms(with_matched_ranks(chosen_arms))
         if self._arguments["pretrain"] is not None:
             if of_parts := [arm.name for arm in chosen_arms if arm.recipe]:
                 raise UserError(_one_by_one(f"the arm {of_parts[0]}, which sets what is trained"))

@@ -131,7 +131,9 @@ class TrialRun:
         self.train_ds = task.training_data(model, part)
         self.model = model.to(self.placement.device)
         if recipe.head_start == "probe" and "head_start" not in task.ignored_fields() and not checkpoint.exists(folder):
+            outset = BlendedNorms(*([self.model] if recipe.norm_blend else []))  # the head reads what step 0 gives
             self._begin_as_probe()
+            outset.remove()
         options.save_memory(self.model)
         freeze(self.model, recipe)
         divide = partial(shard, processes=self.processes, device=self.placement.device) if options.shard else None

@@ -90,6 +90,7 @@ def parameter_groups(
     backbone, prefix = (model.backbone, "backbone.") if isinstance(model, TaskModel) else (model, "")
     no_weight_decay: Any = getattr(backbone, "no_weight_decay", set)  # timm's contract; others spare by shape
     spared = {prefix + name for name in no_weight_decay()}
+    spared |= {name for name, _ in model.named_parameters() if ".vm_prompts_" in f".{name}"}
     scales = {} if layer_decay is None else layer_scales(backbone, layer_decay)
     scales = {prefix + name: scale for name, scale in scales.items()}
     if isinstance(model, TaskModel):
