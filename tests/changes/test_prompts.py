@@ -11,6 +11,7 @@ from transformers import Dinov2Config, Dinov2ForImageClassification, ViTConfig, 
 
 import vitmods as vm
 from vitmods.study.arms import arm_from_text, make_arms, with_matched_ranks
+from vitmods.train.optim import parameter_groups
 from vitmods.util.errors import NotCertified, UserError
 
 SHALLOW, DEEP = vm.Prompts(3), vm.Prompts(3, deep=True)
@@ -170,3 +171,11 @@ def test_ranks_that_match_attention():
 def test_prompts_need_trained_weights():
     with pytest.raises(UserError, match="add --from"):
         vm.Study("mu2/2", ["prompts"], "digits")
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_prompts_do_not_decay(in_place):
+    model = vm.apply(MODELS["timm"](), DEEP, in_place=in_place)
+    groups = parameter_groups(model, weight_decay=0.1, decay_all=False, layer_decay=None)
+    decaying = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    assert not decaying & {id(p) for name, p in model.named_parameters() if "prompts" in name}

@@ -134,7 +134,7 @@ class PatchNorms(Insert):
         return normalized.movedim(last, axis)
 
 
-class Prompts(Insert):
+class InsertedPrompts(Insert):
     """Learned tokens (count, C) behind those that a block reads, taken off behind it."""
 
     def __init__(self, dim: int, children: Mapping[str, Sequence[str]]) -> None:

@@ -30,7 +30,16 @@ from vitmods.adapters.exact_rms import center_stream, rms_swaps
 from vitmods.adapters.grid import UNKNOWN, ReadsMask, give_grids
 from vitmods.adapters.heads import PREFIX, HeadPlace, HeadSearch
 from vitmods.adapters.inputs import find_inputs
-from vitmods.adapters.inserts import Factors, Gates, Insert, InsertedNorm, PatchNorms, Prompts, Scale, StemOfImages
+from vitmods.adapters.inserts import (
+    Factors,
+    Gates,
+    Insert,
+    InsertedNorm,
+    InsertedPrompts,
+    PatchNorms,
+    Scale,
+    StemOfImages,
+)
 from vitmods.adapters.new_norms import mark_new_norms
 from vitmods.adapters.norm_choice import choose_norms, is_frozen
 from vitmods.adapters.opened import open_attentions
@@ -64,10 +73,8 @@ from vitmods.changes.insertions import (
     NewStem,
     OnBranch,
     Parts,
+    PromptTokens,
     Without,
-)
-from vitmods.changes.insertions import (
-    Prompts as PromptTokens,
 )
 from vitmods.changes.norm import Norm
 from vitmods.layers.mlp import SwiGLU
@@ -521,7 +528,7 @@ class _Operation:
         return _Place(set_norms)
 
     def _prompts(self, blocks: tuple[str, ...], count: int) -> _Place:
-        if any(isinstance(module, Prompts) for module in self.model.modules()):
+        if any(isinstance(module, InsertedPrompts) for module in self.model.modules()):
             raise UserError(f"'{self.change}' is for models without prompts, and this one has some: leave it out.")
         calls = [] if self.inputs is None else record(self.model, self.inputs, dict.fromkeys(blocks, ()), False)
         counts = Counter(call.block for call in calls)
@@ -535,7 +542,7 @@ class _Operation:
                 )
         dim, stem = self.parts.branches[0].dim, self.parts.stem
         values = widths(self.model.get_submodule(stem))[0] if stem else dim
-        inserted = [Prompts(dim, {block: ("before", "after")}) for block in blocks]
+        inserted = [InsertedPrompts(dim, {block: ("before", "after")}) for block in blocks]
         for i, prompts in enumerate(inserted):
             prompts.serve(self.model, f"{PREFIX}prompts_{i}")
 

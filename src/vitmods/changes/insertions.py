@@ -139,11 +139,13 @@ class NewStem:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptTokens:
     """``count`` learned tokens behind those that each block reads."""
 
     blocks: tuple[str, ...]
     count: int
 
 
-Insertion = After | Before | Without | AroundPatches | Heads | Gate | Swap | ExactRMS | GatedMLP | NewStem | Prompts
+Insertion = (
+    After | Before | Without | AroundPatches | Heads | Gate | Swap | ExactRMS | GatedMLP | NewStem | PromptTokens
+)

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from vitmods.changes.base import Change, Weights
-from vitmods.changes.insertions import Insertion, Parts
-from vitmods.changes.insertions import Prompts as LearnedTokens
+from vitmods.changes.base import Change
+from vitmods.changes.insertions import Insertion, Parts, PromptTokens
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import NeedsReading, UserError
@@ -45,13 +44,10 @@ class Prompts(Change):
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         return ("prompts",) if old.prompts else ()
 
-    def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
-        return {name: value for name, value in weights.items() if name != "prompts"}
-
     def insertions(self, parts: Parts) -> list[Insertion]:
         if not self.deep:
             raise NeedsReading(
                 f"'{self}' would show its tokens in what lies between the blocks of a model of another library: write "
                 "prompts(deep=true)."
             )
-        return [LearnedTokens(parts.blocks, self.count)]
+        return [PromptTokens(parts.blocks, self.count)]

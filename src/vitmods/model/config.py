@@ -339,10 +339,14 @@ def _check(config: ViTConfig) -> None:
         )
 
 
+def _norms_of_blocks(config: ViTConfig) -> list[NormConfig]:
+    branches = (branch for i in range(config.depth) for branch in config.branches(i))
+    return [n for b in branches for n in (b.before, b.inner, b.branch, b.after) if n is not None]
+
+
 def _check_prompts(config: ViTConfig) -> None:
     """Prompts have no place, so nothing in a block may ask for it, or count the tokens."""
-    norms = [n for i in range(config.depth) for b in config.branches(i) for n in (b.before, b.inner, b.branch, b.after)]
-    mixing = [n.kind for n in norms if n is not None and n.kind != "layer" and not n.facts.token_wise]
+    mixing = [n.kind for n in _norms_of_blocks(config) if n.kind != "layer" and not n.facts.token_wise]
     others = {
         "rotary positions": config.rope,
         "relative positions": config.rel_pos,
@@ -359,8 +363,7 @@ def _check_prompts(config: ViTConfig) -> None:
 def _check_patch_drop(config: ViTConfig) -> None:
     """Patches can be left out where they are made one by one and nothing reads them as a grid. Positions in attention
     know the place of each."""
-    norms = [n for i in range(config.depth) for b in config.branches(i) for n in (b.before, b.inner, b.branch, b.after)]
-    on_grid = [n.kind for n in norms if n is not None and n.kind != "layer" and "grid_size" in n.facts.takes]
+    on_grid = [n.kind for n in _norms_of_blocks(config) if n.kind != "layer" and "grid_size" in n.facts.takes]
     if config.positional is not None or on_grid:
         raise UserError(
             f"patch_drop leaves patches out, and {'the norm ' + on_grid[0] if on_grid else 'attention with positions'} "

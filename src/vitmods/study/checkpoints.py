@@ -132,8 +132,7 @@ def check_weights_for(line_up: LineUp, start: str | Path | None) -> None:
         return
     if start is None:
         raise UserError(f"{line_up.name} starts from trained weights: add --from, {line_up.start}.")
-    arms = [arm for text in line_up.arms for arm in arms_from_text(text)]
-    changed = [arm.name for arm in arms if any(not getattr(change, "trains", "") for change in arm.changes)]
+    changed = [arm.name for text in line_up.arms for arm in arms_from_text(text) if arm.changes]
     if missing := " ".join(name for name in changed if name not in arm_names(str(start))):
         raise UserError(
             f"{start} lacks weights of {missing}, and {line_up.name} compares models trained with and without the "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitmods.finetune import train_only
+from vitmods.finetune import parameter_roles, train_only
 from vitmods.finetune.roles import ALL, layer_of_parameters
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import half_cosine
@@ -90,7 +90,7 @@ def parameter_groups(
     backbone, prefix = (model.backbone, "backbone.") if isinstance(model, TaskModel) else (model, "")
     no_weight_decay: Any = getattr(backbone, "no_weight_decay", set)  # timm's contract; others spare by shape
     spared = {prefix + name for name in no_weight_decay()}
-    spared |= {name for name, _ in model.named_parameters() if ".vm_prompts_" in f".{name}"}
+    spared |= {name for name, role in parameter_roles(model).items() if role == "prompts"}  # in place too
     scales = {} if layer_decay is None else layer_scales(backbone, layer_decay)
     scales = {prefix + name: scale for name, scale in scales.items()}
     if isinstance(model, TaskModel):
