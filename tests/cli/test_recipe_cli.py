@@ -37,7 +37,7 @@ def test_show_prints_everything_resolved(said, monkeypatch):
         "crop 8 to 100 % of the area, aspect 0.75 to 1.33 flip 0.5 resizing bicubic",
         "RandAugment 2 operations of timm, magnitude 7 +- 0.5 mixing mixup 0.1 or CutMix 1",
         "95 % of the resized image's short side",
-        'vm.vit("B/16", pos_drop=0.0, proj_drop=0.0, drop_path=0.1, drop_path_shape="constant", init="timm")',
+        'vm.vit("B/16", position_on_prefix=False, pos_drop=0.0, proj_drop=0.0, drop_path=0.1, drop_path_shape=',
         "top-1 Ti/16 72.7",
         "not stated the initial value of LayerScale",
     ):
@@ -71,7 +71,7 @@ def test_options_reach_the_recipe(said):
     assert record["recipe"]["model"]["drop_path"] == 0.05
     assert record["recipe"]["epochs"] == 10
     assert record["resolved"]["lr"] == pytest.approx(4e-3 * 64 / 2048)
-    assert record["architecture"] == {"layer_scale": 1e-4}
+    assert record["architecture"] == {"layer_scale": 1e-4, "position_on_prefix": False}
     record = json.loads(said("recipe show vtab --epochs 300 --batch 400 --json").out)
     assert record["resolved"]["steps"] == 600  # epochs take the place of steps
     record = json.loads(said("recipe show plain --batch 50 --json").out)  # has no such argument

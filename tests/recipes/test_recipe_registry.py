@@ -70,9 +70,9 @@ def test_model_settings_reach_the_model_and_differ_by_size():
     assert model.vit_config.drop_path == 0.1
     assert model.pre_logits is not None
     assert "representation" not in architecture("augreg", "S/32", {})
-    assert architecture("a2", "B/16", {"layerscale": True}) == {"layer_scale": 1e-4}
+    assert architecture("a2", "B/16", {"layerscale": True}) == {"layer_scale": 1e-4, "position_on_prefix": False}
     assert architecture("deit", "S/16", {}) == {}
-    assert architecture("dtn", "S*/16", {}) == {"qkv_bias": False}
+    assert architecture("dtn", "S*/16", {}) == {"qkv_bias": False, "position_on_prefix": False}
     assert [usual_model(name) for name in ("augreg", "better_plain", "small_data")] == ["B/16", "S/16", "Ti/16"]
 
 

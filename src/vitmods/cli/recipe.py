@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,7 +51,7 @@ class Show:
     recipe: Annotated[str, tyro.conf.Positional]
     """a name of `vitmods recipes`, with settings in parentheses if any"""
     model: str | None = None
-    """a ViT as Ti/16, S/16, B/16; None: the recipe's own"""
+    """a ViT as Ti/16, S/16, B/16, with options if any; None: the recipe's own"""
     data_size: int | None = None
     """training images; None: those of the paper's data set, else 5,000"""
     batch: int | None = None
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Show, arguments, "recipe show")
     from vitmods.model.config import ViTConfig
     from vitmods.recipes import evidence
-    from vitmods.recipes.registry import architecture, check_agree, parse_recipe, split_recipe, usual_model
+    from vitmods.recipes.registry import architecture, check_agree, network, parse_recipe, split_recipe, usual_model
     from vitmods.recipes.schedule import LENGTHS, WARMUPS, lr_at, overridden, resolve
 
     # Options are arguments of the recipe's function, or fields of the recipe where the function lacks them.
@@ -82,11 +83,18 @@ def main(arguments: Sequence[str]) -> int:
     fields = {key: value for key, value in (settings | values).items() if key in (*LENGTHS, *WARMUPS)}
     recipe = overridden(parse_recipe(options.recipe, **values), fields, images)
     model = options.model or settings.get("model") or usual_model(name)
-    length, of_model = resolve(recipe, images), architecture(name, model, settings)
+    length, of_model = resolve(recipe, images), {} if "?" in model else architecture(name, model, settings)
     config = {**of_model, **recipe.model.to_config()}
     ViTConfig.from_name(model, **config)  # refuses a name that is not a ViT's
     facts: dict[str, Any] = {"name": name, "model": model, "images": images, "resolved": asdict(length)}
     facts["learning_rates"] = {f"{part} %": lr_at(length, length.steps * part // 100) for part in (0, 10, 50, 100)}
+    known, base = evidence(name), network(model, options.recipe)
+    words = ["vitmods", "train", "--data", "path/to/images", "--base", base, "--recipe", options.recipe]
+    words += ["--task", known.task] if known.task != "classification" else []
+    words += [
+        word for key, value in values.items() if key != "model" for word in (f"--{key.replace('_', '-')}", str(value))
+    ]
+    facts["command"] = known.command if known.trained else shlex.join(words)
     if options.json:
         print(json.dumps({**facts, "architecture": of_model, "recipe": recipe.to_dict()}, indent=1))
     else:
@@ -176,7 +184,7 @@ def _print(name: str, recipe: Recipe, length: Resolved, facts: Mapping[str, Any]
             "crop": f"at the center, {100 * augment.eval_crop:.4g} % of the resized image's short side",
             "weights": f"moving average, decay {recipe.ema:g}" if recipe.ema is not None else "the last",
         },
-        "model": {"call": model},
+        "model": {"call": model, "command": facts["command"]},
         "not stated": {"": known.not_stated},
     }
     console = Console()

@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from vitmods.model.names import MODELS, SIZES, VIT5, parse_name
+from vitmods.model.names import MODELS, SIZES, VIT5, parse_name, split_options
 from vitmods.model.slots import (
     BranchConfig,
     FirstBlocks,
@@ -189,10 +189,7 @@ class ViTConfig:
 
     def with_(self, **overrides: Any) -> "ViTConfig":
         """A copy with some fields replaced; an unknown field raises UserError naming the nearest."""
-        names = [f.name for f in dataclasses.fields(self)]
-        for name in overrides:
-            if name not in names:
-                raise UserError(f"A ViT does not have a setting '{name}'. {nearest(name, names)}")
+        check_options(overrides)
         return dataclasses.replace(self, **overrides)
 
     def to_json(self) -> str:
@@ -220,27 +217,46 @@ class ViTConfig:
         branches), ``ViT5-S/16``, timm's ``vit_small_patch16_224``, or a whole model's (``T2T-14``).
 
         Widths, depths and heads as published (Steiner et al., 2022; ``mu`` is big_vision's smallest, for tests and
-        digits; timm's names carry the input size). Keywords replace fields. Raises UserError on an unknown name.
+        digits; timm's names carry the input size). Fields may follow as options, ``B/16?activation=gelu_tanh``, and
+        keywords replace fields. Raises UserError on an unknown name or field.
         """
-        if name in MODELS:
-            return cls.from_dict({**MODELS[name], **overrides})
-        if name.startswith("ViT5-"):
-            plain = cls.from_name(name.removeprefix("ViT5-"), **overrides)
-            config = cls.from_dict({**dataclasses.asdict(plain), **VIT5, **overrides})
-            return config if config.rope is None else config.with_(rope=replace(config.rope, reference=config.grid))
-        size, depth, parallel, patch, img_size = parse_name(name)
-        width, default_depth, mlp_dim, heads = SIZES[size]
-        shape: dict[str, Any] = {
-            "patch_size": patch,
-            "embed_dim": width,
-            "depth": default_depth if depth is None else depth,
-            "parallel": parallel,
-            "num_heads": heads,
-            "mlp_dim": mlp_dim,
-        }
-        if img_size is not None:
-            shape["img_size"] = img_size
-        return cls().with_(**(shape | overrides))
+        name, options = split_options(name)
+        check_options(options | overrides)
+        words = {field.name for field in dataclasses.fields(cls) if "none" in get_args(field.type)}
+        options |= {option: "none" for option, value in options.items() if value is None and option in words}
+        config = cls.from_dict({**fields_of_name(name), **options, **overrides})
+        if name.startswith("ViT5-") and config.rope is not None:
+            return config.with_(rope=replace(config.rope, reference=config.grid))
+        return config
+
+
+def fields_of_name(name: str) -> dict[str, Any]:
+    """The fields that a name without options says."""
+    if name in MODELS:
+        return MODELS[name]
+    if name.startswith("ViT5-"):
+        return {**fields_of_name(name.removeprefix("ViT5-")), **VIT5}
+    size, depth, parallel, patch, img_size = parse_name(name)
+    width, usual_depth, mlp_dim, heads = SIZES[size]
+    shape: dict[str, Any] = {
+        "patch_size": patch,
+        "embed_dim": width,
+        "depth": usual_depth if depth is None else depth,
+        "parallel": parallel,
+        "num_heads": heads,
+        "mlp_dim": mlp_dim,
+    }
+    return shape if img_size is None else {**shape, "img_size": img_size}
+
+
+def check_options(options: Iterable[str]) -> None:
+    """Raise UserError, with a list of all, for an option of a ViT's name that is not a field of its config."""
+    names = [field.name for field in dataclasses.fields(ViTConfig)]
+    for option in options:
+        if option not in names:
+            hint = nearest(option, names)
+            every = "" if hint.startswith("Known") else f" All: {', '.join(names)}."
+            raise UserError(f"A ViT does not have a setting '{option}'. {hint}{every}")
 
 
 def _check(config: ViTConfig) -> None:

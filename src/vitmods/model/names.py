@@ -1,6 +1,12 @@
-"""Size names of ViTs: ``S/16``, ``Ti/4``, ``S36/16``, ``S18x2/16``, ``S*/16``, and timm's."""
+"""Names of ViTs: a size such as ``S/16``, ``Ti/4``, ``S36/16``, ``S18x2/16``, ``S*/16``, or timm's; with options behind
+a question mark if any, ``B/16?activation=gelu_tanh&representation=true``."""
 
+import ast
 import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import parse_qsl, quote
 
 from vitmods.util.errors import UserError, nearest
 
@@ -62,8 +68,28 @@ VIT5 = {  # of ViT-5-S, B and L (Wang et al., 2026), besides width, depth and he
 _TIMM_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
 
 
+def split_options(name: str) -> tuple[str, dict[str, Any]]:
+    """The name of a model, and the options behind its question mark: numbers, true, false, none, or words."""
+    plain, _, written = name.partition("?")
+    options: dict[str, Any] = dict(parse_qsl(written, keep_blank_values=True))
+    for key, text in options.items():
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # it stays a word
+            is_constant = text.lower() in ("true", "false", "none")
+            options[key] = ast.literal_eval(text.capitalize() if is_constant else text)
+    return plain, options
+
+
+def with_options(name: str, options: Mapping[str, Any]) -> str:
+    """The inverse of ``split_options``."""
+    shown = {
+        key: str(value).lower() if isinstance(value, bool | None) else str(value) for key, value in options.items()
+    }
+    return f"{name}?{'&'.join(f'{key}={quote(text)}' for key, text in shown.items())}" if shown else name
+
+
 def parse_name(name: str) -> tuple[str, int | None, int, int, int | None]:
-    """(size, depth if given, parallel branches, patch side, image side if given)"""
+    """(size, depth if given, parallel branches, patch side, image side if given); options of the name are not read."""
+    name = name.partition("?")[0]
     if match := re.fullmatch(r"vit_([a-z]+)_patch(\d+)_(?:(\d+)x(\d+)_)?(\d+)", name):
         size, patch, depth, parallel, side = match.groups()
         if size in _TIMM_SIZES:

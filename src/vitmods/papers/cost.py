@@ -13,7 +13,7 @@ from vitmods.changes.compose import edit
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
 from vitmods.papers.table import Table, TableStudy
-from vitmods.recipes.registry import evidence, parse_recipe
+from vitmods.recipes.registry import evidence, network, parse_recipe
 from vitmods.util.errors import UserError
 
 STEP = 6
@@ -104,5 +104,5 @@ def _macs(table: Table, study: TableStudy, base: str, arm: str, text: str) -> fl
     changes = re.sub(r"^[\w-]+=", "", text)
     if changes in ("attention", "ffn") or "replace(" in changes:  # another training of the same multiply-adds
         changes = ""
-    config = ViTConfig.from_name(study.bases[base], **side)
+    config = ViTConfig.from_name(network(study.bases[base], table.line_up.recipe), **side)
     return float(count_macs(edit(config, parse_changes(changes) if changes else ())))

@@ -34,13 +34,14 @@ def of_big_vision(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return plain if size_and_patch(model) == "S/32" else {**plain, "representation": True}
 
 
-def with_layer_scale(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The paper does not state the initial value of LayerScale; this is the default of the released models."""
-    return {"layer_scale": 1e-4} if settings.get("layerscale") else {}
+def of_deit(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The released models (DeiT III's code) have no position of the class token. The paper does not state the initial
+    value of LayerScale; this is their default."""
+    return {"position_on_prefix": False, **({"layer_scale": 1e-4} if settings.get("layerscale") else {})}
 
 
 _EVIDENCE["augreg"]["architecture"] = _EVIDENCE["sun397"]["architecture"] = of_big_vision
-_EVIDENCE["a2"]["architecture"] = with_layer_scale
+_EVIDENCE["a2"]["architecture"] = of_deit
 
 # AugReg: ViTs of big_vision, as Steiner et al. (arXiv:2106.10270) and Dual PatchNorm train them.
 

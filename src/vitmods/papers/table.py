@@ -176,6 +176,7 @@ class Table:
             {name: tuple(values.values()) for name, values in study.sweep.items() if name != "data"},
             study.start,
             evidence(study.pretrain.partition("(")[0]).task if study.pretrain else "",
+            study.network or study.pretrain.partition("(")[0] or study.recipe,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -211,6 +212,7 @@ class TableStudy:
     user_data: data of a user, as written in the shell.
     pretrain: the recipe without labels of a first stage, as written in the shell; empty: there is one stage.
     data, recipe, img_size, seeds, options: the same at the paper's scale; an img_size of 0 follows from the data.
+    network: the recipe with whose ViTs it is trained; empty: `pretrain` or `recipe`.
     images: training images there, if the recipe does not say it.
     differs: what differs from the paper even then.
     """
@@ -230,6 +232,7 @@ class TableStudy:
     pretrain: str = ""
     data: str = "imagenet:path/to/imagenet"
     recipe: str = ""
+    network: str = ""
     img_size: int = 224
     seeds: int = 3
     images: int | None = None

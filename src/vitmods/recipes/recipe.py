@@ -350,6 +350,9 @@ class Recipe:
     rates: Annotated[tuple[Rate, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
     """the rates that `with_` sets with `train`: those of the first row that is trained, and of the row `all` for
     everything and for other roles. A field that is set by itself holds for every row"""
+    paper: Annotated[str, tyro.conf.Fixed, tyro.conf.Suppress] = field(default="", compare=False)
+    """the recipe, as text, whose paper trains ViTs of its own (`vitmods.recipes.registry.network`): base is then one of
+    them; empty: base is what its name says"""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(Rate(*row) for row in self.rates))
@@ -476,7 +479,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with a mapping for each part; `Recipe.from_dict` gives the recipe back."""
         values = dataclasses.asdict(self)
-        del values["task_parts"]
+        del values["task_parts"], values["paper"]  # base is written with what the paper's models have
         for (*part, name), usual in _ADDED.items():  # not in folders of trials that do without
             within = values[part[0]] if part else values
             if within[name] == usual:
@@ -531,7 +534,7 @@ PARTS = {
 }
 
 
-_NOT_OPTIONS = ("task_parts", "rates")
+_NOT_OPTIONS = ("task_parts", "rates", "paper")
 """fields without a name in the shell"""
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from vitmods.model.names import parse_name
+from vitmods.model.names import SIZES, parse_name, with_options
 from vitmods.recipes.recipe import Recipe
 from vitmods.recipes.schedule import LONGEST_WARMUP
 from vitmods.util.errors import UserError, nearest
@@ -59,10 +62,20 @@ _EVIDENCE: dict[Callable[..., Recipe], Evidence] = {}
 
 def recipe(**facts: Any) -> Callable[[Callable[P, Recipe]], Callable[P, Recipe]]:
     """Registers a function that returns a complete Recipe under its own name; ``facts`` are fields of `Evidence`."""
+    known = Evidence(**facts)
 
     def decorate(function: Callable[P, Recipe]) -> Callable[P, Recipe]:
-        _EVIDENCE[function] = Evidence(**facts)
-        return RECIPES.add(function.__name__, function)
+        @functools.wraps(function)
+        def named(*args: P.args, **kwargs: P.kwargs) -> Recipe:
+            given = inspect.signature(function).bind(*args, **kwargs).arguments if known.architecture else {}
+            settings = ",".join(
+                f"{name}={value}" for name, value in given.items() if isinstance(value, str | int | float)
+            )
+            paper = f"{function.__name__}({settings})" if known.architecture else ""
+            return dataclasses.replace(function(*args, **kwargs), paper=paper)
+
+        _EVIDENCE[named] = known
+        return RECIPES.add(function.__name__, named, origin=function)
 
     return decorate
 
@@ -94,6 +107,17 @@ def architecture(name: str, model: str, settings: Mapping[str, Any]) -> dict[str
     settings and a ViT, e.g. `B/16`."""
     facts = evidence(name).architecture or {}
     return facts(model, settings) if callable(facts) else dict(facts)
+
+
+def network(base: str, recipe: str) -> str:
+    """The name of the ViT that the paper of a recipe trains: a size such as `B/16`, with what the paper's models have
+    as options. Names with options, timm's, and those of whole models are taken as they are.
+
+    recipe: its name, with settings if any; empty: none.
+    """
+    if not recipe or not re.fullmatch(rf"({'|'.join(map(re.escape, SIZES))})(\d+(x\d+)?)?/\d+", base):
+        return base
+    return with_options(base, architecture(split_recipe(recipe)[0], base, split_recipe(recipe)[1]))
 
 
 def settings_of(function: Callable[..., Recipe]) -> dict[str, Any]:

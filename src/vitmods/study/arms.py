@@ -42,6 +42,7 @@ class LineUp:
     sweep: field -> values, besides the bases.
     start: the trained weights that it needs; empty: none.
     pretrain: the task without labels that trains all arms first; empty: none.
+    recipe: whose paper says what base is besides its size; empty: its size alone.
     """
 
     name: str
@@ -53,6 +54,7 @@ class LineUp:
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     start: str = ""
     pretrain: str = ""
+    recipe: str = ""
 
     def scaled(self, patch: int = 16) -> list[str]:
         """The bases for smaller images, where the side of a patch is `patch` and not 16: S/32 becomes S/4 for 2. Models
@@ -61,7 +63,7 @@ class LineUp:
         def smaller(side: re.Match[str]) -> str:
             return f"/{max(1, int(side[1]) * patch // 16)}"
 
-        return [base if ":" in base else re.sub(r"/(\d+)$", smaller, base) for base in self.bases]
+        return [base if ":" in base else re.sub(r"/(\d+)(?=\?|$)", smaller, base) for base in self.bases]
 
 
 LINE_UPS: Registry[Callable[[str], LineUp | None]] = Registry("kind of line-up", "vitmods.papers.table")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +35,7 @@ from vitmods.changes import Change
 from vitmods.changes.compose import edit as edit_config
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
+from vitmods.model.names import split_options
 from vitmods.model.vit import ViT, vit
 from vitmods.study.arms import (
     PYTHON,
@@ -128,7 +127,7 @@ class ForeignBase:
                 raise UserError(f"{self.spec} gave {type(model).__name__}, not an nn.Module: it has to return a model.")
             return model
         name = name.partition("?")[0]
-        options = options_of(self.spec)
+        options = split_options(self.spec)[1]
         check_numbers(self.spec, options)
         trained = bool(options.pop("pretrained", False)) and pretrained
         size_option = LIBRARIES[library].size_option
@@ -162,16 +161,6 @@ class ForeignBase:
 
 
 Base = ViTConfig | ForeignBase
-
-
-def options_of(spec: str) -> Options:
-    """The options behind the question mark of a base's spec."""
-    options: Options = dict(parse_qsl(spec.partition("?")[2], keep_blank_values=True))
-    for key, text in options.items():
-        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # it stays a word
-            is_constant = text.lower() in ("true", "false", "none")
-            options[key] = ast.literal_eval(text.capitalize() if is_constant else text)
-    return options
 
 
 def make_base(

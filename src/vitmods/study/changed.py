@@ -25,9 +25,10 @@ from vitmods.adapters.timm_folder import timm_words, write_timm_folder
 from vitmods.adapters.transfer import OTHERWISE
 from vitmods.changes import Change
 from vitmods.fast.optimize import as_plain
+from vitmods.model.names import split_options
 from vitmods.model.vit import ViT
 from vitmods.study.arms import FunctionSpec
-from vitmods.study.bases import ForeignBase, load_into, options_of, rebuilt, record_of
+from vitmods.study.bases import ForeignBase, load_into, rebuilt, record_of
 from vitmods.study.store import read_object
 from vitmods.util.errors import UserError
 from vitmods.util.files import make_folder, write_atomically, write_json
@@ -193,7 +194,7 @@ def _write_as_timm(model: nn.Module, folder: Path, base: ForeignBase, changes: S
         return None
     seen = preparation(model, base.num_classes)
     again.pretrained_cfg.update({name: seen[name] for name in seen if name != "task"})
-    arguments = {**options_of(base.spec), **options, "img_size": list(base.img_size), "in_chans": base.in_chans}
+    arguments = {**split_options(base.spec)[1], **options, "img_size": list(base.img_size), "in_chans": base.in_chans}
     save_for_hf(again, str(make_folder(folder)), model_args=arguments, safe_serialization=True)
     return name
 

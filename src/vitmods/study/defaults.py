@@ -55,7 +55,7 @@ class Defaults:
         """List models and image sizes from the largest to the smallest; what is given stays."""
         largest = self.img_size if isinstance(self.img_size, int) else max(self.img_size)
         rungs = [(base or self.base, img_size or (largest,))] if base or img_size is None else []
-        given_patch = (base or "").rpartition("/")[2]
+        given_patch = (base or "").partition("?")[0].rpartition("/")[2]
         for size, side in () if self.recipe_name else LADDER:  # digits and sequences have one size
             side = min(img_size or (side, largest))
             patch = 16 if side > 96 else 8 if side > 40 else 4

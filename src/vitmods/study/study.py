@@ -11,11 +11,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from vitmods.model.config import ViTConfig
-from vitmods.model.names import MODELS, parse_name
+from vitmods.model.config import ViTConfig, check_options, fields_of_name
+from vitmods.model.names import split_options
 from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import fields_by_name
-from vitmods.recipes.registry import split_recipe
+from vitmods.recipes.registry import network, split_recipe
 from vitmods.recipes.schedule import WARMUPS
 from vitmods.study.arms import (
     BASE,
@@ -32,6 +32,7 @@ from vitmods.study.checkpoints import arms_in, check_weights_for, refuse_two_mea
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.design import DESIGNS, Design
 from vitmods.study.executors import StudyOptions
+from vitmods.study.grid import make_grid
 from vitmods.study.settings import SAYS_BASE, Rung, Settings, StudySettings, check_settings, make_seeds
 from vitmods.util.errors import UserError, nearest
 
@@ -151,10 +152,17 @@ class Study:
                 raise UserError(_one_by_one(f"the arm {of_parts[0]}, which sets what is trained"))
             first = self._first_stage(chosen_arms)
             model = self._arguments["base"] = first.settings.fixed["base"] if model is None else model
-        self._common = model, data, recipe, images, task, start, positions
-        fixed, self._defaults, self._recipe_note = fixed_settings(
-            model, data, recipe, images, task=task, start=start, positions=positions
-        )
+        self._common: dict[str, Any] = {
+            "data": data,
+            "recipe": recipe,
+            "task": task,
+            "start": start,
+            "positions": positions,
+        }
+        self._common |= {"paper": self._paper, "swept": make_grid(settings.sweep).to_dict().get("base", ())}
+        fixed, self._defaults, self._recipe_note = fixed_settings(model, images=images, **self._common)
+        if "base" in (sweep := make_grid(settings.sweep).to_dict()):
+            settings = replace(settings, sweep=sweep | {"base": [network(name, self._paper) for name in sweep["base"]]})
         unset = open_settings(model, recipe, images, start)
         if seeds is None and not of_start and chosen_arms:  # base alone has all of its seeds
             unset |= {"seeds"}
@@ -184,7 +192,7 @@ class Study:
     def _split_by_data(self) -> dict[str, Study]:
         """Make the study of each data set of a sweep over data; empty for others."""
         settings = self._arguments["settings"]
-        sweep = settings.sweep.to_dict()
+        sweep = make_grid(settings.sweep).to_dict()
         if "data" not in sweep:
             return {}
         alone = replace(settings, sweep={name: values for name, values in sweep.items() if name != "data"})
@@ -207,8 +215,9 @@ class Study:
         would start from base's, which were trained without the change.
         """
         given, line_up, settings = self._arguments, table_of(self._arguments["arms"]), self._arguments["settings"]
+        self._paper = line_up.recipe if line_up is not None and line_up.recipe else paper_of(given["recipe"])
         base, task, start = given["base"], given["task"], given["start"]
-        sweep, using = settings.sweep.to_dict(), list[str]()
+        sweep, using = make_grid(settings.sweep).to_dict(), list[str]()
         if start is not None:
             refuse_two_meanings(given["arms"])
         if line_up is not None:
@@ -245,7 +254,7 @@ class Study:
         given, settings = self._arguments, self._arguments["settings"]
         values = {
             "--from": given["start"], "--budget": given["budget"], "--until-decided": settings.until_decided,
-            "--design": settings.design, "several bases": "base" in settings.sweep.to_dict(),
+            "--design": settings.design, "several bases": "base" in make_grid(settings.sweep).to_dict(),
             "--sweep": settings.sweep, "--tune": settings.tune,
         }  # fmt: skip
         if refused := [name for name, value in values.items() if value]:
@@ -263,6 +272,8 @@ class Study:
             data, folds, unlabeled = given["pretrain_data"], None, ImageOptions(**shape)
         of_first = replace(settings, metric=metric, margin=None, folds=folds)
         chosen: dict[str, Any] = {"data": data, "task": task, "recipe": recipe, "images": unlabeled}
+        if isinstance(given["base"], str):
+            chosen["base"] = network(given["base"], self._paper)
         return self._but(pretrain=None, pretrain_data=None, arms=arms, settings=of_first, **chosen)
 
     def _as_long(self) -> Study:
@@ -489,7 +500,8 @@ class Study:
 
     def _rungs(self) -> list[Rung]:
         """List the study with each model and image size that a time budget is tried with."""
-        base, data, recipe, images, task, start, positions = self._common
+        given, start, task = self._arguments, self._common["start"], self._common["task"]
+        base, images = given["base"], given["images"]
         count, pixels = self._defaults.images, self._defaults.side
         from vitmods.tasks.base import TASKS
 
@@ -501,9 +513,7 @@ class Study:
         for name, side in rungs:
             resized = replace(images, img_size=side)
             with suppress(UserError):  # the recipe, the task or the model does not suit this size
-                fixed, _, note = fixed_settings(
-                    name, data, recipe, resized, task=task, start=start, positions=positions, defaults=self._defaults
-                )
+                fixed, _, note = fixed_settings(name, images=resized, defaults=self._defaults, **self._common)
                 studies.append(Rung(replace(self.settings, fixed=fixed), note, count, pixels))
         return studies or [Rung(self.settings, self._recipe_note, count, pixels)]
 
@@ -513,6 +523,41 @@ def _one_by_one(what: str) -> str:
         f"--pretrain does not support {what}: run the stages one by one, `vitmods compare --task TASK ... --out "
         "FOLDER` and `vitmods compare --from FOLDER ...`."
     )
+
+
+def paper_of(recipe: Recipe | RecipeChoice | str | None) -> str:
+    """Return the recipe whose paper says what base is, as text; empty if none does."""
+    if isinstance(recipe, Recipe):
+        return recipe.paper
+    return (recipe.name if isinstance(recipe, RecipeChoice) else recipe) or ""
+
+
+def _describe_networks(bases: Iterable[str], paper: str) -> str:
+    """Say what the paper of a recipe adds to the names of bases."""
+    names: dict[str, list[str]] = {}
+    for base in bases:
+        names.setdefault(network(base, paper).partition("?")[2].replace("&", ", "), []).append(base)
+    listed = "; ".join(f"{', '.join(plain)} with {options}" for options, plain in names.items())
+    first = next(iter(names.values()))[0]
+    return (
+        f"Base is the ViT of the recipe {paper.partition('(')[0]}: {listed} (--base '{first}?' is the plain {first})."
+    )
+
+
+def check_base(base: str, recipe: Recipe | None = None) -> None:
+    """Raise UserError for a base that is not a ViT's name, and for options that it does not have or that the images or
+    the recipe set. Models of other libraries have options of their own."""
+    name, options = split_options(base)
+    if is_foreign(base):
+        return
+    fields_of_name(name)
+    check_options(options)
+    for option in options:
+        if option in ("img_size", "in_chans", "num_classes"):
+            remedy = "" if option == "num_classes" else f" (--{option.replace('_', '-')})"
+            raise UserError(f"{base}: {option} follows from the images{remedy}: leave it out of base.")
+        if recipe is not None and option in recipe.model.to_config():
+            raise UserError(f"{base}: the recipe sets {option} too: leave it out of base, and set it in the recipe.")
 
 
 def override(options: T, overrides: Mapping[str, Any], what: str = "a run", others: Iterable[str] = ()) -> T:
@@ -550,10 +595,13 @@ def fixed_settings(
     start: str | Path | None = None,
     positions: Resampling = "bicubic",
     defaults: Defaults | None = None,
+    paper: str | None = None,
+    swept: Sequence[str] = (),
 ) -> tuple[dict[str, Any], Defaults, str]:
     """Return what every trial of a study has in common, in JSON's types; None becomes what fits the images.
 
-    Also returns what fits the images (`defaults`, if it is known), and the recipe that was chosen, with the reason.
+    Also returns what fits the images (`defaults`, if it is known), and notes on what was chosen, with the reasons.
+    paper: the recipe whose paper says what base is (`network`); None: `recipe`. swept: the bases of a sweep.
     """
     from vitmods.tasks.base import TASKS, make_task
 
@@ -567,8 +615,9 @@ def fixed_settings(
         base = FunctionSpec.of(base)
     if function := base_function(base):
         function.load()
-    if isinstance(base, str) and not is_foreign(base) and base not in MODELS:
-        parse_name(base)
+    if isinstance(base, str):
+        check_base(base)
+    paper = paper_of(recipe) if paper is None else paper
     if start is not None and base is not None:
         raise UserError(f"{SAYS_BASE}: drop --base.")
     if isinstance(recipe, str | None):
@@ -592,6 +641,12 @@ def fixed_settings(
     if isinstance(recipe, RecipeChoice):
         recipe, reason = recipe.resolve(kind, defaults, max(sides), named_model, pixels)
     base = defaults.base if base is None else base
+    if isinstance(base, str) and start is None:
+        given = [name for name in swept or (base,) if network(name, paper) != name]
+        reason = " ".join(filter(None, (reason, _describe_networks(given, paper) if given else "")))
+        base = network(base, paper)
+        for name in swept or (base,):
+            check_base(name, recipe)
     chosen = {field.name: getattr(images, field.name) for field in fields(ImageOptions)}
     chosen |= {"img_size": [sides[0], sides[-1]]}
     chosen |= {"in_chans": defaults.in_chans if images.in_chans is None else images.in_chans}

@@ -32,6 +32,9 @@ class TokenStem(Stem):
         self.proj = nn.Embedding(size.in_chans, size.embed_dim)
         self.norm = norm_layer(size.embed_dim) if norm_layer else nn.Identity()
 
+    def no_weight_decay(self) -> set[str]:
+        return {"proj.weight"}  # a table of vectors, of which a step sees few
+
     @classmethod
     def macs(cls, size: StemSize) -> int:
         return 0

@@ -78,6 +78,7 @@ class TextTower(nn.Module):
             mlp_dim=part.text_mlp,
             class_token=False,
             pool="none",
+            activation="gelu_tanh",  # as big_vision's text towers
             init="big_vision",
         )
         for layer in (self.transformer.patch_embed.proj, self.transformer.head):

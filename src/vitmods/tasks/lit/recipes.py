@@ -60,7 +60,7 @@ class LitPart(TaskPart):
     command="vitmods compare --from path/to/study --task lit --data pairs:FILE.jsonl --recipe lit",
     expected="zero-shot top-1 on ImageNet B/32 61.9 ± 0.12, with dpn 63.0 ± 0.09 (image towers of 220,000 steps)",
     not_stated="everything but steps and batch size: the values are those of big_vision's public towers; images are "
-    "resized and flipped",
+    "resized and flipped. The name of a class is its prompt, as in Dual PatchNorm",
 )
 def lit(steps: int = 55_000, *, batch_size: int = 16_384) -> Recipe:
     """LiT's training of a text tower for a frozen image tower: softmax over the batch, AdamW, cosine.
@@ -79,6 +79,7 @@ def lit(steps: int = 55_000, *, batch_size: int = 16_384) -> Recipe:
         crop="none",
         eval_crop=1.0,
         flip=0.5,
+        prompts=("{}",),
     )
 
 

@@ -1,0 +1,139 @@
+"""A table is trained with the paper's network: the ViT of its recipe, said in the base of every trial."""
+
+import json
+import re
+import shlex
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitmods as vm
+from vitmods.cli import main
+from vitmods.model.flops import count_params
+from vitmods.model.names import split_options, with_options
+from vitmods.papers import TABLES
+from vitmods.recipes import RECIPES
+from vitmods.recipes.recipe import ModelSettings
+from vitmods.recipes.registry import network
+from vitmods.study.trial import base_config
+from vitmods.util.errors import UserError
+
+RUN = [table for table in TABLES.values() if table.study]
+BASES = [(table, base) for table in RUN for base in table.study.bases.values() if ":" not in base]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for split in ("train", "val", "test"):
+        for name in ("a", "b"):
+            (place := folder / split / name).mkdir(parents=True)
+            for number in range(2):
+                Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    return str(folder)
+
+
+def shown(capsys, recipe, model):
+    """The network that `vitmods recipe show` prints, for 1,000 classes."""
+    of_model = [] if "model=" in recipe else ["--model", model]
+    assert main(["recipe", "show", recipe, *of_model, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    settings = ModelSettings(**record["recipe"]["model"]).to_config()
+    config = vm.ViTConfig.from_name(model, img_size=224, **{**record["architecture"], **settings})
+    words = shlex.split(record["command"])
+    if "--base" in words and of_model:  # the command that is printed trains it
+        assert vm.ViTConfig.from_name(words[words.index("--base") + 1], img_size=224, **settings) == config
+    return config
+
+
+@pytest.mark.parametrize(("table", "base"), BASES, ids=lambda part: getattr(part, "name", part))
+def test_a_trial_has_the_network_that_its_recipe_shows(photos, capsys, table, base):
+    study = table.study
+    if table.line_up.start:  # the weights say what base is
+        return
+    if study.task in ("classification", "dino"):
+        pretrain = {"pretrain": study.pretrain.replace("accumulate=8", "epochs=20")} if study.pretrain else {}
+        if steps := re.search(r"--sweep steps=(\S+)", study.options):
+            pretrain["sweep"] = {"steps": steps[1].split(",")}
+        made = vm.Study(base, f"paper:{table.name}", photos, study.recipe, img_size=224, **pretrain)
+        made = made._stages.first if study.pretrain else made
+        cell = made.settings.cell("base")
+        config = base_config(cell, 1000).with_(**cell.recipe.model.to_config())
+    else:  # of other images
+        config = vm.ViTConfig.from_name(network(base, table.line_up.recipe), img_size=224)
+        config = config.with_(**RECIPES[study.recipe]().model.to_config())
+    stage = study.pretrain.partition("(")[0] or study.recipe
+    expected = shown(capsys, stage, base)
+    if study.network:
+        expected = shown(capsys, study.network, base).with_(**RECIPES[stage]().model.to_config())
+    assert config == expected
+
+
+COUNTS = [  # recipe, model, parameters with 1,000 classes: from the published code, or millions of them
+    ("augreg", "B/16", 86_567_656 - 768 + 768 * 769),  # timm's, without a position of the class token, with a layer
+    ("augreg", "S/16", 22_050_664 - 384 + 384 * 385),  # of representation
+    ("augreg", "S/32", 22_878_952 - 384),
+    ("better_plain", "S/16", 22_050_664 - 197 * 384 - 384 + 384 * 385),  # fixed positions, no class token
+    ("deit", "S/16", 22_050_664),
+    ("a2(layerscale=true)", "Ti/16", 5_721_832), ("a2(layerscale=true)", "S/16", 22_059_496),
+    ("a2(layerscale=true)", "B/16", 86_585_320), ("a2(layerscale=true)", "L/16", 304_374_760),
+    ("a2", "S36/16", 64_637_416), ("a2", "S18x2/16", 64_637_416), ("a2", "B36/16", 256_675_816),
+    ("dtn", "T*/16", 5.710), ("dtn", "S/16", 22.036), ("dtn", "S*/16", 27.777), ("dtn", "B/16", 86.539),
+    ("dtn", "B*/16", 86.539),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("recipe", "model", "parameters"), COUNTS)
+def test_parameters_are_those_of_the_published_code(recipe, model, parameters):
+    with torch.device("meta"):
+        count = count_params(vm.vit(network(model, recipe)))
+    assert count == parameters if isinstance(parameters, int) else round(count / 1e6, 3) == parameters
+
+
+def test_a_recipe_from_python_and_from_a_file_brings_its_network_too(photos):
+    plain, made = vm.recipes.small_data(epochs=2), RECIPES["augreg"]("light1", epochs=12, warmup_epochs=1, batch_size=2)
+    assert made.paper == "augreg(level=light1,epochs=12,batch_size=2,warmup_epochs=1)"
+    assert RECIPES["beit_small"]().paper == plain.paper == ""
+    study = vm.Study("mu3/8", ["dpn"], photos, made.with_(lr=1e-4), img_size=24)
+    assert study.settings.fixed["base"] == "mu3/8?activation=gelu_tanh&position_on_prefix=false&representation=true"
+    assert "mu3/8 with activation=gelu_tanh, position_on_prefix=false, representation=true" in study._recipe_note
+    again = vm.Study("mu3/8", ["dpn"], photos, "augreg(level=light1,warmup_epochs=1)", img_size=24)
+    assert again.settings.fixed["base"] == study.settings.fixed["base"]
+    swept = vm.Study(["mu3/8", "S/32"], ["dpn"], photos, "augreg(level=light1,warmup_epochs=1)", img_size=96)
+    assert [base.count("&") for base in swept.settings.sweep.to_dict()["base"]] == [2, 1]  # S/32 has one layer less
+
+
+@pytest.mark.parametrize(
+    "base", ["mu3/8?", "mu3/8?activation=gelu", "vit_tiny_patch16_224", "timm:vit_tiny_patch16_224", "T2T-14"]
+)
+def test_a_base_that_says_what_it_is_stays_as_it_is(base):
+    assert network(base, "augreg") == base
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        ("mu3/8?activation=relu", "activation cannot be 'relu'. Did you mean 'gelu'"),
+        ("mu3/8?activatoin=gelu", "does not have a setting 'activatoin'. Did you mean 'activation'.*All: img_size"),
+        ("mu3/8?img_size=96", r"img_size follows from the images \(--img-size\)"),
+        ("mu3/8?drop_path=0.2", "the recipe sets drop_path too"),
+        ("mu3/8?layer_scale=big", "layer_scale of a ViTConfig is a finite number or None"),
+        ("mu3?activation=gelu", "is not the name of a ViT"),
+    ],
+)
+def test_options_that_a_base_cannot_have_are_refused(photos, base, words):
+    recipe = vm.recipes.small_data(epochs=2).with_(drop_path=0.1)
+    with pytest.raises(UserError, match=words):
+        base_config(vm.Study(base, ["dpn"], photos, recipe, img_size=24).settings.cell("base"), 2)
+
+
+def test_options_are_read_as_they_are_written():
+    options = {"activation": "gelu_tanh", "representation": True, "layer_scale": 1e-4, "rope": None, "position": "a&b"}
+    name = with_options("B/16", options)
+    assert name == "B/16?activation=gelu_tanh&representation=true&layer_scale=0.0001&rope=none&position=a%26b"
+    assert split_options(name) == ("B/16", options)
+    config = vm.ViTConfig.from_name("S/16?class_token=false&pool=avg", img_size=32, num_classes=3)
+    assert config == vm.ViTConfig.from_name("S/16", img_size=32, num_classes=3, class_token=False, pool="avg")
