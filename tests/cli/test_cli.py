@@ -124,7 +124,14 @@ def test_options_of_tasks_and_protocols_are_shown_with_their_task(said, refused)
     usual, tasks = shown(usual), ("classification", *TASK_PARTS)
     of_task = {task: shown(said("compare --help-all --task", task)) for task in tasks}
     assert len(usual) <= 120
-    assert of_task["classification"] - usual == {"shots", "corruptions", "severities", "temperature", "textures"}
+    assert of_task["classification"] - usual == {
+        "shots",
+        "corruptions",
+        "severities",
+        "temperature",
+        "textures",
+        "linear-epochs",
+    }
     assert {"codes", "mixup"} & of_task["beit"] == {"codes"}
     assert {name.replace("_", "-") for name in fields_by_name()} <= set().union(*of_task.values())
     assert "Unknown task 'dinno'. Did you mean 'dino'?" in refused("compare --task dinno --help-all")

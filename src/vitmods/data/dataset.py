@@ -181,6 +181,12 @@ class ImageDataset(SplitDataset):
         """The same set, whose batches hold images as uint8 until `Batch.to` makes inputs of them on the device."""
         return replace(self, uint8=True)
 
+    def in_random_crops(self) -> Self:
+        """The same set, whose training images are seen in random crops (8 to 100 % of the area) and mirror images, and
+        not augmented otherwise."""
+        kept = {name: getattr(self.augment, name) for name in ("resample", "eval_crop", "mean", "std")}
+        return replace(self, augment=Augment(crop="random_resized", flip=0.5, **kept), joint=None)
+
     @property
     def train(self) -> Split:
         """The split to train on. UserError where the set is for evaluation only."""

@@ -149,15 +149,16 @@ def vote(features: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Ten
     return torch.cat(scores)
 
 
-def _choosing_split(dataset: "ImageDataset", split: str) -> str | None:
+def choosing_split(dataset: "ImageDataset", split: str) -> str | None:
+    """The split to choose by, which is not the evaluated one; None: there is none."""
     return "val" if split != "val" and "val" in dataset.summary()["splits"] else None
 
 
 def check_probe(dataset: "ImageDataset", split: str, options: Options) -> None:
     """Raise UserError if a class is without training images, or none can be spared to choose L2 by."""
     check_can_learn(dataset, split, "probe")
-    if _choosing_split(dataset, split) is None and max(training_counts(dataset, split, "probe").values()) < 2:
-        raise UserError("probe chooses L2 on val or on a part of train, and every class has one training image.")
+    if choosing_split(dataset, split) is None and max(training_counts(dataset, split, "probe").values()) < 2:
+        raise UserError("A probe is chosen on val or on a part of train, and every class has one training image.")
 
 
 @protocol(
@@ -171,7 +172,7 @@ def probe(outputs: ModelOutputs) -> ProtocolResult:
     """Accuracy on the evaluated split with Wilson's interval."""
     train, tested = outputs.probe_features("train"), outputs.probe_features(outputs.split)
     classes = len(outputs.dataset.classes)
-    by = _choosing_split(outputs.dataset, outputs.split)
+    by = choosing_split(outputs.dataset, outputs.split)
     chosen, accuracies = learn(train, outputs.probe_features(by) if by else None, classes, outputs.device)
     by_l2 = [{"l2": l2, "accuracy": value} for l2, value in accuracies.items()]
     right = chosen.right(tested).numpy()

@@ -23,6 +23,8 @@ class Options:
     """names of `vitmods.papers.corruptions`; None: the 15 that count in ImageNet-C"""
     severities: tuple[int, ...] = SEVERITIES
     """severities of each corruption, 1 to 5"""
+    linear_epochs: int = 100
+    """passes over the training images of the protocol linear"""
     temperature: Literal["val"] | None = None
     """split on which one temperature is fitted that divides the logits before their calibration is measured; None: 1"""
     textures: Path | None = None
@@ -35,6 +37,10 @@ class Options:
                 raise UserError(f"{name} names something twice: {', '.join(map(str, values))}.")
         if not self.shots or min(self.shots) < 1:
             raise UserError(f"shots are numbers of images of each class, 1 or more, not {self.shots}.")
+        if self.linear_epochs < 1:
+            raise UserError(
+                f"linear_epochs is a number of passes over the images, 1 or more, not {self.linear_epochs}."
+            )
         if not self.severities or not set(self.severities) <= set(SEVERITIES):
             raise UserError(f"severities are among 1 to 5, not {self.severities}.")
         if self.corruptions is not None and not self.corruptions:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vitmods.data.batch import for_device
+from vitmods.data.batch import Batch, for_device
 from vitmods.evals.options import Options
 from vitmods.tasks.base import Task, TaskModel
 from vitmods.tasks.features import check_head, head_inputs, head_of, last_blocks
@@ -75,11 +75,23 @@ class ModelOutputs:
             return self.features(split)
         features, targets = [], []
         for batch in for_device(self.dataset, self.device).eval_batches(split, self.batch_size):
-            batch = batch.to(self.device)
-            with self.autocast():
-                features.append(last_blocks(self._backbone, batch.inputs, blocks).float().cpu())
+            features.append(self.batch_features(batch.to(self.device)).cpu())
             targets.append(batch.targets.cpu())
         return Features(torch.cat(features), torch.cat(targets))
+
+    @torch.no_grad()
+    def batch_features(self, batch: Batch) -> Tensor:
+        """`probe_features` (B, C) of a batch on the device, which may be of augmented images."""
+        blocks = 1 if self.task is None else self.task.probe_blocks
+        with self.autocast():
+            if blocks > 1:
+                return last_blocks(self._backbone, batch.inputs, blocks).float()
+            if self.task is not None and self._asks_task:
+                return self.task.features(self.model, batch).float()
+            check_head(self._backbone)
+            with head_inputs(self._backbone) as read:
+                self.model(batch.inputs)
+        return torch.cat(read).float()
 
     @property
     def _backbone(self) -> nn.Module:

@@ -75,13 +75,8 @@ def learn(
     """
     learnt, evaluated = train, chosen_on
     if evaluated is None:  # four fifths of each class and the rest; a class of two gives one to each
-        labels = train.targets.numpy()
-        rank = np.empty(len(labels), dtype=np.int64)
-        for number in np.unique(labels):
-            members = np.flatnonzero(labels == number)
-            rank[members] = np.arange(len(members))
-        held_out = torch.from_numpy(rank % _HELD_OUT == 1)
-        learnt, evaluated = (Features(train.features[part], train.targets[part]) for part in (~held_out, held_out))
+        left_out = held_out(train.targets.numpy())
+        learnt, evaluated = (Features(train.features[part], train.targets[part]) for part in (~left_out, left_out))
     accuracies, fits = dict[float, float](), dict[float, LinearProbe]()
     weights = None
     for l2 in STRENGTHS:
@@ -90,6 +85,15 @@ def learn(
         accuracies[l2] = int(fits[l2].right(evaluated).sum()) / max(len(evaluated.targets), 1)
     best = max(accuracies, key=accuracies.__getitem__)
     return (fits[best] if chosen_on is not None else fit(train, classes, best, device)), accuracies
+
+
+def held_out(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which training images of the classes (n,) to choose by: every fifth of each class."""
+    rank = np.empty(len(labels), dtype=np.int64)
+    for number in np.unique(labels):
+        members = np.flatnonzero(labels == number)
+        rank[members] = np.arange(len(members))
+    return rank % _HELD_OUT == 1
 
 
 def fit(on: Features, classes: int, l2: float, device: torch.device, start: Floats | None = None) -> LinearProbe:
