@@ -49,7 +49,7 @@ def studies_of(gallery: Path = GALLERY) -> dict[str, dict[str, Any]]:
     for path in sorted(gallery.glob("*.json")):
         facts = json.loads(path.read_text(encoding="utf-8"))
         numbers = {arm: _numbers(text) for arm, text in {**facts["effects"], **facts.get("further", {})}.items()}
-        kept = {name: facts[name] for name in ("title", "command", "date", "machine", "metric")}
+        kept = {name: facts[name] for name in ("title", "command", "date", "machine", "metric", "facts")}
         entries[path.stem] = kept | {"effects": {arm: values for arm, values in numbers.items() if values}}
     return entries
 
