@@ -28,16 +28,24 @@ HEAD = """# Claims of the papers
 This page lists every claim of the five documents, in our words, and the results of the [gallery](gallery.md)'s studies.
 Our studies are small: digits and photographs of 8 to 64 px, models of a few blocks.
 
-| status | the study's interval |
+| status | when |
 | --- | --- |
-| seen here | is on the claimed side of zero; for "no gain" or "no loss": excludes effects that contradict it |
-| not seen here | excludes the smallest published effect |
-| too wide to test | does neither, or its half-width is more than twice the largest published effect |
+| proven | a test shows the claim without training; it is named |
+| seen here | the interval is on the claimed side of zero; for "no gain" or "no loss": it excludes effects that contradict the claim |
+| not seen here | it excludes the smallest published effect |
+| too wide to test | it does neither, or its half-width is more than twice the largest published effect |
+| other conditions | every study breaks a condition of the claim: effects are shown and do not count |
 | not run | no study of the gallery tests the claim; the reason is given |
 
-For a claim without a published number, only the sign is tested; "no gain" and "no loss" allow half a point.
-One contradicting study is enough for *not seen here*. Effects are in points, with simultaneous 95 %
-intervals. `vitmods paper claims` prints this list.
+A claim with a published size holds where its tables measured it: data, patches, depth, heads, recipe. One without a size
+holds where its sentence says, and for the part of the model that the change acts on, as the paper's models have it:
+patches of 16 and 32 px for Dual PatchNorm. A study that breaks a condition does not count.
+
+The interval is that of all studies that count. Those of one data set are one effect, whose half-width is that of studies
+that share all trials; two data sets are weighted by precision; with three or more it is a t interval of their effects,
+about data sets like these. No single study decides. For a claim without a published number, only the sign is tested;
+"no gain", "no loss" and "no difference" allow half a point. Effects are in points, with simultaneous 95 % intervals.
+`vitmods paper claims` prints this list.
 
 <!-- Written by docs/gallery/claims.py from src/vitmods/papers/tables. -->
 """
@@ -79,10 +87,17 @@ def _entry(paper: str, claim: Claim) -> str:
     lines = [f"- {text}", *(f"  - But {slip.says}." for slip in claim.slips)]
     if claim.points:
         lines.append(f"  - Published: {claim.effect} points.")
-    for found in claim.evidence:
-        effects = "; ".join(map(str, found.effects))
-        lines.append(f"  - [{found.study.title}](gallery.md#{found.study.anchor}): {found.outcome}. {effects}.")
-    if not claim.tests:
+    if claim.holds:
+        lines.append(f"  - Holds for: {claim.conditions}.")
+    if claim.proof:
+        lines.append(f"  - Proof: `{claim.proof}`.")
+    counted = [found for found in claim.evidence if not found.broken]
+    if len(counted) > 1:
+        lines.append(f"  - Together: {'; '.join(map(str, claim.together))}.")
+    for found in sorted(claim.evidence, key=lambda found: bool(found.broken)):
+        link = f"[{found.study.title}](gallery.md#{found.study.anchor})"
+        lines.append(f"  - {link}: {found.outcome}. {'; '.join(map(str, found.effects))}.")
+    if claim.why:
         lines.append(f"  - Not run: {claim.why}.")
     return "\n".join(lines) + "\n"
 

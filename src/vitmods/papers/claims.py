@@ -235,7 +235,9 @@ class Claim:
         if list(self.points) != sorted(self.points) or any(point <= 0 for point in self.points):
             raise ValueError(f"'{self.says}': points are sizes, the smallest first, without a sign.")
         if unknown := self.holds.keys() - CONDITIONS.keys():
-            raise ValueError(f"'{self.says}': no condition is named {sorted(unknown)[0]}; take {', '.join(CONDITIONS)}.")
+            raise ValueError(
+                f"'{self.says}': no condition is named {sorted(unknown)[0]}; take {', '.join(CONDITIONS)}."
+            )
         if sum(map(bool, (self.tests, self.proof, self.why))) > 1:
             raise ValueError(f"'{self.says}' takes one of tests, proof and why.")
 
@@ -279,7 +281,9 @@ class Claim:
         for test in self.evidence:
             for effect in () if test.broken else test.effects:
                 by_arm.setdefault(effect.arm, {}).setdefault(str(test.study.facts["data"]), []).append(effect)
-        sets = {arm: [[(e.effect, e.low, e.high) for e in of_set] for of_set in x.values()] for arm, x in by_arm.items()}
+        sets = {
+            arm: [[(e.effect, e.low, e.high) for e in of_set] for of_set in x.values()] for arm, x in by_arm.items()
+        }
         return tuple(StudyEffect(arm, *across_studies(intervals, len(sets))) for arm, intervals in sets.items())
 
     @property
@@ -289,7 +293,9 @@ class Claim:
             return Status.PROVEN if self.proof else Status.NOT_RUN
         assert self.direction is not None
         found = {status_of(self.direction, self.points, effect.low, effect.high) for effect in self.together}
-        return next((status for status in (Status.NOT_SEEN, Status.TOO_WIDE, Status.SEEN) if status in found), Status.OTHER)
+        return next(
+            (status for status in (Status.NOT_SEEN, Status.TOO_WIDE, Status.SEEN) if status in found), Status.OTHER
+        )
 
     def describe(self) -> dict[str, Any]:
         """Describe the claim for programs."""
@@ -299,7 +305,7 @@ class Claim:
             "tables": list(self.tables),
             "effect": self.effect,
             "points": list(self.points),
-            "holds": dict(self.holds),
+            "holds": {name: _finite(wanted) for name, wanted in self.holds.items()},
             "changes": list(self.changes),
             "slips": [{"says": slip.says, "tables": list(slip.tables)} for slip in self.slips],
             "status": str(self.status),
@@ -321,3 +327,8 @@ class Claim:
     def __str__(self) -> str:
         slip = f" But {self.slip}." if self.slip else ""
         return f"The text ({self.where}): {self.says}.{slip} [{self.status}]"
+
+
+def _finite(wanted: Any) -> Any:
+    """A condition for JSON, which has no infinity: a range without an end has none."""
+    return [None if value == math.inf else value for value in wanted] if isinstance(wanted, list) else wanted
