@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vitmods.papers import PAPERS, TABLES
-from vitmods.papers.claims import STUDIES, Claim, Status, studies
+from vitmods.papers.claims import STUDIES, Claim, counted, studies
 
 DOCS = Path(__file__).resolve().parents[1]
 GALLERY = DOCS / "gallery"
@@ -31,21 +30,21 @@ Our studies are small: digits and photographs of 8 to 64 px, models of a few blo
 | status | when |
 | --- | --- |
 | proven | a test shows the claim without training; it is named |
-| seen here | the interval is on the claimed side of zero; for "no gain" or "no loss": it excludes effects that contradict the claim |
+| seen here | the interval is on the claimed side of zero; of "no gain" or "no loss": it excludes the contrary |
 | not seen here | it excludes the smallest published effect |
 | too wide to test | it does neither, or its half-width is more than twice the largest published effect |
 | other conditions | every study breaks a condition of the claim: effects are shown and do not count |
 | not run | no study of the gallery tests the claim; the reason is given |
 
-A claim with a published size holds where its tables measured it: data, patches, depth, heads, recipe. One without a size
-holds where its sentence says, and for the part of the model that the change acts on, as the paper's models have it:
-patches of 16 and 32 px for Dual PatchNorm. A study that breaks a condition does not count.
+A claim with a published size holds where its tables measured it: data, patches, depth, heads, recipe. One without a
+size holds where its sentence says; of Dual PatchNorm also with the patches of its paper alone, 16 and 32 px. A study
+that breaks a condition does not count.
 
-The interval is that of all studies that count. Those of one data set are one effect, whose half-width is that of studies
-that share all trials; two data sets are weighted by precision; with three or more it is a t interval of their effects,
-about data sets like these. No single study decides. For a claim without a published number, only the sign is tested;
-"no gain", "no loss" and "no difference" allow half a point. Effects are in points, with simultaneous 95 % intervals.
-`vitmods paper claims` prints this list.
+The interval is that of all studies that count. Those of one data set may share trials and are one effect, no more
+certain than if they shared all; two data sets are weighted by precision; of three or more it is a t interval of their
+effects, about data sets like these. For a claim without a published number, only the sign is tested; "no gain", "no
+loss" and "no difference" allow half a point. Effects are in points, with simultaneous 95 % intervals. `vitmods paper
+claims` prints this list.
 
 <!-- Written by docs/gallery/claims.py from src/vitmods/papers/tables. -->
 """
@@ -73,10 +72,10 @@ def page() -> str:
     parts = [
         HEAD,
         f"All {sum(len(paper.claims) for paper in PAPERS.values())} claims: "
-        f"{_counted(claim for paper in PAPERS.values() for claim in paper.claims)}.\n",
+        f"{counted(claim for paper in PAPERS.values() for claim in paper.claims)}.\n",
     ]
     for paper in PAPERS.values():
-        parts.append(f"## {paper.title}\n\n[{paper.authors}]({paper.url}). {_counted(paper.claims)}.\n")
+        parts.append(f"## {paper.title}\n\n[{paper.authors}]({paper.url}). {counted(paper.claims)}.\n")
         parts += [_entry(paper.name, claim) for claim in paper.claims]
     return "\n".join(parts)
 
@@ -91,8 +90,7 @@ def _entry(paper: str, claim: Claim) -> str:
         lines.append(f"  - Holds for: {claim.conditions}.")
     if claim.proof:
         lines.append(f"  - Proof: `{claim.proof}`.")
-    counted = [found for found in claim.evidence if not found.broken]
-    if len(counted) > 1:
+    if sum(not found.broken for found in claim.evidence) > 1:
         lines.append(f"  - Together: {'; '.join(map(str, claim.together))}.")
     for found in sorted(claim.evidence, key=lambda found: bool(found.broken)):
         link = f"[{found.study.title}](gallery.md#{found.study.anchor})"
@@ -106,12 +104,6 @@ def _capital(text: str) -> str:
     return text if text[1].isupper() else text[0].upper() + text[1:]  # hMLP
 
 
-def _counted(claims: Iterable[Claim]) -> str:
-    counts = Counter(claim.status for claim in claims)
-    shown = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
-    return shown
-
-
 def card_lines() -> Mapping[str, str]:
     """Build the line of each change that a claim is about: its claims by status."""
     by_change: dict[str, list[Claim]] = {}
@@ -120,7 +112,7 @@ def card_lines() -> Mapping[str, str]:
             for change in claim.changes:
                 by_change.setdefault(change, []).append(claim)
     return {
-        change: f"<!-- claims -->\nThe papers' [claims](../claims.md) about it, in our studies: {_counted(claims)}.\n"
+        change: f"<!-- claims -->\nThe papers' [claims](../claims.md) about it, in our studies: {counted(claims)}.\n"
         for change, claims in by_change.items()
     }
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -63,8 +64,8 @@ CONDITIONS = {
     "warm_up": "{} warm-up",
     "start": "{} weights",
 }
-"""What a claim may hold for and what is known of a study, and how it is said. Patches are in pixels of a side, or in values
-(pixels times channels); images are those of the training; weights are new or trained."""
+"""What a claim may hold for and what is known of a study, and how it is said. Patches are in pixels of a side, or in
+values (pixels times channels); images are those of the training; weights are new or trained."""
 
 
 def condition_text(name: str, wanted: Any) -> str:
@@ -78,8 +79,8 @@ def condition_text(name: str, wanted: Any) -> str:
 
 
 def is_met(wanted: Any, found: Any) -> bool:
-    """Whether a fact of a study, or each of several, is what a claim holds for: a value, one of several words, or a number
-    in a range."""
+    """Whether a fact of a study, or each of several, is what a claim holds for: a value, one of several words, or a
+    number in a range."""
     values = found if isinstance(found, list) else [found]
     if not isinstance(wanted, list):
         return all(value == wanted for value in values)
@@ -327,6 +328,13 @@ class Claim:
     def __str__(self) -> str:
         slip = f" But {self.slip}." if self.slip else ""
         return f"The text ({self.where}): {self.says}.{slip} [{self.status}]"
+
+
+def counted(claims: Iterable[Claim]) -> str:
+    """Count claims by status, as `3 proven, 2 under other conditions`."""
+    counts = Counter(claim.status for claim in claims)
+    words = {Status.OTHER: f"under {Status.OTHER}"}
+    return ", ".join(f"{counts[status]} {words.get(status, status)}" for status in Status if counts[status])
 
 
 def _finite(wanted: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from vitmods.cli.options import HELP_ALL, parse
-from vitmods.papers.claims import Status
+from vitmods.papers.claims import Status, counted
 from vitmods.papers.cost import full_scale
 from vitmods.papers.table import PAPERS, TABLES, Paper, Table, covered
 from vitmods.recipes import RECIPES
@@ -176,8 +175,7 @@ def _print_claims(papers: Sequence[Paper]) -> None:
     console = Console()
     for paper in papers:
         console.print(Text(f"{paper.authors}: {paper.title}", style="bold"))
-        counts = Counter(claim.status for claim in paper.claims)
-        console.print(Text(", ".join(f"{counts[status]} {status}" for status in Status if counts[status]), style="dim"))
+        console.print(Text(counted(paper.claims), style="dim"))
         grid = Grid(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))
         grid.add_column(no_wrap=True, min_width=max(map(len, Status)))
         grid.add_column(overflow="fold")
@@ -189,10 +187,9 @@ def _print_claims(papers: Sequence[Paper]) -> None:
                 text.append(f"\npublished: {claim.effect} points")
             if claim.holds:
                 text.append(f"\nfor {claim.conditions}", style="dim")
-            counted = [found for found in claim.evidence if not found.broken]
-            for effect in claim.together if len(counted) > 1 else ():
-                text.append(f"\n{effect}")
-            for found in [*counted, *(found for found in claim.evidence if found.broken)]:
+            if sum(not found.broken for found in claim.evidence) > 1:
+                text.append("\n" + "\n".join(map(str, claim.together)))
+            for found in sorted(claim.evidence, key=lambda found: bool(found.broken)):
                 text.append(f"\n{found.study.name}: {found.outcome}", style="dim" if found.broken else "cyan")
                 for effect in found.effects:
                     text.append(f"\n  {effect}", style="dim" if found.broken else "")

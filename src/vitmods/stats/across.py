@@ -10,8 +10,8 @@ Of B data sets with such effects d_b and half-widths h_b,
     B = 2               sum w_b d_b  +-  1 / sqrt(sum 1/h_b^2)        for these two sets
     B >= 3              mean d_b  +-  t(B - 1) sd(d) / sqrt(B)        for data sets like these
 
-where the level of t is divided by the number of arms, and the interval is never narrower than the one that the half-widths
-alone give the mean: data sets that happen to agree do not make an effect more certain than its measurements.
+where the level of t is divided by the number of arms, and the interval is never narrower than the one that the
+half-widths alone give the mean: data sets that happen to agree do not make an effect more certain than measured.
 """
 
 from __future__ import annotations
