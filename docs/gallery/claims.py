@@ -41,10 +41,10 @@ size holds where its sentence says; of Dual PatchNorm also with the patches of i
 that breaks a condition does not count.
 
 The interval is that of all studies that count. Those of one data set may share trials and are one effect, no more
-certain than if they shared all; two data sets are weighted by precision; of three or more it is a t interval of their
-effects, about data sets like these. For a claim without a published number, only the sign is tested; "no gain", "no
-loss" and "no difference" allow half a point. Effects are in points, with simultaneous 95 % intervals. `vitmods paper
-claims` prints this list.
+certain than if they shared all; two data sets are weighted by precision and stand for themselves alone; of three or
+more it is a t interval of their effects, about data sets like these. For a claim without a published number, only the
+sign is tested; "no gain", "no loss" and "no difference" allow half a point. Effects are in points, with simultaneous
+95 % intervals. `vitmods paper claims` prints this list.
 
 <!-- Written by docs/gallery/claims.py from src/vitmods/papers/tables. -->
 """
