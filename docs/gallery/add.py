@@ -6,7 +6,8 @@ The page, docs/gallery.md, is made from the facts of all entries, sorted by `ord
 page is rewritten.
 
 A study can test claims of the papers: name it in `tests` of a claim in src/vitmods/papers/tables/*.toml, then run
-`python docs/gallery/claims.py`.
+`python docs/gallery/claims.py`. Its facts, such as patches, depth and data, say which claims it can test. Its data set
+needs an entry in datasets.toml, from which a stranger can make it again.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitmods.stats.verdict import Effect
@@ -35,6 +37,11 @@ writes [the full report](report.md); where the site links to one, it was made fr
 site was built.
 
 <!-- Written by docs/gallery/add.py from docs/gallery/*.json. -->
+"""
+OLDER = "From version {} of the numbers of trials, now {}: the command may give other ones."
+DATASETS = """## Data sets
+
+What the commands above were run on. `path/to/NAME` is a folder of the data set named NAME below.
 """
 
 
@@ -60,6 +67,7 @@ def facts_of(
         (HERE / f"{name}{suffix}.svg").write_text(summary(answer, narrow), encoding="utf-8")
     stored.store(run, HERE / f"{name}.tar.xz", images)
     environment = answer.environment
+    configs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run.rglob("config.json"))]
     table = table_of(answer)
     further = {}
     for reference in dict.fromkeys([*against, *([table.study.reference] if table and table.study.reference else [])]):
@@ -80,9 +88,43 @@ def facts_of(
         "base": answer.metric.shown(answer.base_mean) if answer.base_mean is not None else "",
         "trials": sum(trial.ended for trial in answer.trials),
         "seeds": max((effect.n for effect in answer.headline.effects.values()), default=0),
+        "facts": trial_facts(configs, answer.command),
         "effects": {effect.arm: shown(effect) for effect in text.ranked_effects(answer)},
         **({"further": further} if further else {}),
     }
+
+
+def trial_facts(configs: Iterable[Mapping[str, Any]], command: str) -> dict[str, object]:
+    """The facts that claims have conditions on, from the configs of base's trials; several values as a list.
+
+    `numerics` is the version of the numbers of trials (NUMERICS).
+    """
+    found: dict[str, list[object]] = {}
+    recipe = re.search(r"--recipe (\S+)", command)
+    for config in configs:
+        if config["arm"] != "base":
+            continue
+        model, schedule = config["model"], config["recipe"]["schedule"]
+        patch = model["patch_size"][0]
+        cold = 0 in (schedule["warmup_epochs"], schedule["warmup_steps"])
+        facts = {
+            "data": config["data"]["name"],
+            "images": config["data"]["splits"]["train"]["count"],
+            "patch": patch,
+            "patch_values": patch * model["patch_size"][1] * model["in_chans"],
+            "depth": model["depth"] * model["parallel"],
+            "width": model["embed_dim"],
+            "heads": model["num_heads"],
+            "recipe": recipe[1] if recipe else "default",
+            "epochs": config["recipe"]["epochs"],
+            "warm_up": "without" if cold else "with",
+            "start": "trained" if config.get("start_weights") else "new",
+            "numerics": config["environment"].get("numerics", 1),
+        }
+        for name, value in facts.items():
+            found.setdefault(name, []).append(value)
+    several = {name: list(dict.fromkeys(values)) for name, values in found.items()}
+    return {name: values[0] if len(values) == 1 else values for name, values in several.items()}
 
 
 def shown(effect: Effect) -> str:
@@ -101,6 +143,8 @@ def public(command: str) -> str:
 
 def page(folder: Path = HERE) -> str:
     """Build docs/gallery.md from the facts."""
+    from vitmods.train.trial import NUMERICS
+
     entries = [(json.loads(path.read_text(encoding="utf-8")), path.stem) for path in folder.glob("*.json")]
     parts = [HEAD]
     for facts, name in sorted(entries, key=lambda entry: (entry[0]["order"], entry[1])):
@@ -109,9 +153,16 @@ def page(folder: Path = HERE) -> str:
         parts.append(f"![{facts['headline']}](gallery/{name}.svg)\n")
         effects = "; ".join(f"{arm} {effect}" for arm, effect in facts["effects"].items())
         parts.append(f"{effects}. {counts}, {facts['date']}, {facts['machine']}.\n")
+        if "facts" in facts and facts["facts"].get("numerics", NUMERICS) != NUMERICS:
+            parts.append(f"*{OLDER.format(facts['facts']['numerics'], NUMERICS)}*\n")
         if (folder / f"{name}.tar.xz").exists():
             parts.append(f"<!-- report: {name} -->\n")
         parts.append(f"```console\n$ {facts['command']}\n```\n")
+    if (folder / "datasets.toml").exists():
+        parts.append(DATASETS)
+        for facts in tomllib.loads((folder / "datasets.toml").read_text(encoding="utf-8")).values():
+            source = f" [Source]({facts['url']})." if "url" in facts else ""
+            parts.append(f"**{facts['title']}.** {facts['says']}{source}\n")
     return "\n".join(parts)
 
 

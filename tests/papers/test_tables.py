@@ -165,7 +165,7 @@ def test_every_claim_is_printed_with_the_tables_that_it_is_about():
             assert all(entry in TABLES[f"{paper.name}-{name}"].claims for name in entry.tables), entry
     assert not any("LeViT" in str(entry) for entry in TABLES["dtn-table1"].claims), "that is about Table 10"
     text = "The text (Table 10): LeViT-128S has 76.7 with its own norm. But 76.6 in Table 12: two baselines. [not run]"
-    assert [str(entry) for entry in TABLES["dtn-table12"].claims] == [text]
+    assert text in [str(entry) for entry in TABLES["dtn-table12"].claims]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_what_three_things_text_says_of_its_tables():
     assert [lost("ViT-S", column) for column in TABLES["tt-table5"].columns] == [-0.2, -0.3, -0.1, -0.3]
     assert (lost("ViT-L", "SGD v2"), lost("ViT-B", "AdamW v2")) == (-0.5, 0.3)
     levit = value("tt-table7", "Conv LeViT, BN, GELU", "FLOPs") / value("tt-table7", "Linear B12, -, -", "FLOPs")
-    assert f"{100 * (levit - 1):.1f} % more" in claim("tt", "convolutional stem").slip
+    assert f"{100 * (levit - 1):.1f} % more" in claim("tt", "convolutional stem takes").slip
     wide, deep, parallel = (value("tt-table3-l24", row, "v2") for row in ("L24x1", "B36x1", "B18x2"))
     assert f"L24x1 has {wide} on V2, the deeper B36x1 {deep} and B18x2 {parallel}" in claim("tt", "deeper models").slip
     speeds = TABLES["tt-table4"]
@@ -198,4 +198,4 @@ def test_what_three_things_text_says_of_its_tables():
 
 def test_a_paper_of_ones_own():
     assert all(isinstance(paper, Paper) and paper.url.startswith("https://") for paper in PAPERS.values())
-    assert [entry.where for entry in PAPERS["norm"].claims if entry.slip] == ["part 1", "part 2"]
+    assert [entry.where for entry in PAPERS["norm"].claims if entry.slip] == ["part 1"] * 2 + ["part 2"] * 2

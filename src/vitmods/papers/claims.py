@@ -1,19 +1,24 @@
 """The claims of the papers' texts, and what the studies of our gallery say about each.
 
-The status of a claim is never written down. It follows from the published effect and the intervals of the studies that
-test it, which are in `tables/studies.json`: the numbers of the gallery's entries, part of the package.
+The status of a claim is never written down. It follows from a test that proves the claim without training, or from the
+published effect and the intervals of the studies that test it. These and the studies' conditions are in
+`tables/studies.json`: the numbers of the gallery's entries, part of the package. A study counts only if it keeps the
+conditions of the claim, and those that count are one interval.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from vitmods.stats.across import across_studies
 from vitmods.stats.tables import signed
 from vitmods.util.limits import parse_json
 
@@ -36,12 +41,52 @@ class Direction(StrEnum):
 
 
 class Status(StrEnum):
-    """The answer of our studies to a claim."""
+    """What our tests and studies say about a claim."""
 
+    PROVEN = "proven"
     SEEN = "seen here"
     NOT_SEEN = "not seen here"
     TOO_WIDE = "too wide to test"
+    OTHER = "other conditions"
     NOT_RUN = "not run"
+
+
+CONDITIONS = {
+    "data": "{}",
+    "images": "{} images",
+    "patch": "patches of {} px",
+    "patch_values": "patches of {} values",
+    "depth": "{} blocks",
+    "width": "width {}",
+    "heads": "{} heads",
+    "recipe": "recipe {}",
+    "epochs": "{} epochs",
+    "warm_up": "{} warm-up",
+    "start": "{} weights",
+}
+"""What a claim may hold for and what is known of a study, and how it is said. Patches are in pixels of a side, or in
+values (pixels times channels); images are those of the training; weights are new or trained."""
+
+
+def condition_text(name: str, wanted: Any) -> str:
+    """`12 to 24 blocks`, `ImageNet-1k or JFT-4B`, `100 blocks or more`."""
+    if isinstance(wanted, list):
+        if isinstance(wanted[0], str):
+            return CONDITIONS[name].format(" or ".join(wanted))
+        low, high = wanted
+        wanted = low if high == low else f"{low:g} to {high:g}" if math.isfinite(high) else f"{low:g} or more"
+    return CONDITIONS[name].format(wanted)
+
+
+def is_met(wanted: Any, found: Any) -> bool:
+    """Whether a fact of a study, or each of several, is what a claim holds for: a value, one of several words, or a
+    number in a range."""
+    values = found if isinstance(found, list) else [found]
+    if not isinstance(wanted, list):
+        return all(value == wanted for value in values)
+    if isinstance(wanted[0], str):
+        return all(value in wanted for value in values)
+    return all(wanted[0] <= value <= wanted[1] for value in values)
 
 
 def too_wide(half_width: float, effect: float) -> bool:
@@ -50,7 +95,7 @@ def too_wide(half_width: float, effect: float) -> bool:
 
 
 def status_of(direction: Direction, points: tuple[float, ...], low: float, high: float) -> Status:
-    """Compare a claim with the interval of a study.
+    """Compare a claim with the interval of a study, or of several.
 
     A gain is seen if the interval is above zero, and not seen if it is below the smallest published gain; a loss the
     other way around. "No gain" is seen if the interval is below the published size, or without one below MARGIN, and
@@ -85,7 +130,12 @@ class StudyEffect:
 
 @dataclass(frozen=True)
 class GalleryStudy:
-    """An entry of the gallery; effects: arm -> its effect and interval, in points."""
+    """An entry of the gallery.
+
+    facts: what is known of it, by the names of CONDITIONS; several values where it has several models or settings. And
+    `numerics`, the version of the numbers of its trials (NUMERICS in vitmods.train.trial).
+    effects: arm -> its effect and interval, in points.
+    """
 
     name: str
     title: str
@@ -93,12 +143,26 @@ class GalleryStudy:
     date: str
     machine: str
     metric: str
+    facts: Mapping[str, Any]
     effects: Mapping[str, tuple[float, float, float]]
 
     @property
     def anchor(self) -> str:
         """The heading of its entry in docs/gallery.md, as a link has it."""
         return re.sub(r"[^\w -]", "", self.title.lower()).replace(" ", "-")
+
+    def broken(self, conditions: Mapping[str, Any]) -> tuple[str, ...]:
+        """The conditions that it does not keep, as `6 blocks, not 36`."""
+        broken = []
+        for name, wanted in conditions.items():
+            found = self.facts[name]
+            if not is_met(wanted, found):
+                several = found if isinstance(found, list) else [found]
+                text = CONDITIONS[name].format(" and ".join(map(str, several)))
+                alone = CONDITIONS[name].split("{}")
+                claimed = condition_text(name, wanted).removeprefix(alone[0]).removesuffix(alone[1])
+                broken.append(f"{text}, not {claimed}")
+        return tuple(broken)
 
 
 @cache
@@ -115,20 +179,16 @@ def studies() -> Mapping[str, GalleryStudy]:
 
 @dataclass(frozen=True)
 class ClaimTest:
-    """A study that tests a claim, and its outcome."""
+    """A study of the arms that a claim is about; broken: the conditions of the claim that it does not keep."""
 
     study: GalleryStudy
     effects: tuple[StudyEffect, ...]
-    status: Status
-    direction: Direction
+    broken: tuple[str, ...]
 
     @property
     def outcome(self) -> str:
-        """The status, and whether effects that are clear of zero have the sign of a claimed gain or loss."""
-        signs = {effect.low > 0 for effect in self.effects if effect.low > 0 or effect.high < 0}
-        if self.status != Status.TOO_WIDE or len(signs) != 1 or self.direction not in (Direction.GAIN, Direction.LOSS):
-            return self.status
-        return f"{self.status}, {'same' if signs == {self.direction == Direction.GAIN} else 'other'} sign"
+        """Whether it counts, and why not."""
+        return f"{Status.OTHER} ({'; '.join(self.broken)})" if self.broken else "counts"
 
 
 @dataclass(frozen=True)
@@ -147,10 +207,13 @@ class Claim:
     tables: the tables and figures that it is about, named without the paper.
     direction, points: the effect that it states, and the smallest and the largest published size in points; no
         direction: it states no effect of an arm.
+    holds: its conditions, by the names of CONDITIONS, that it states or its tables have: a value, several words, or the
+        ends of a range.
     changes: the changes that it is about, by the names of their pages.
     tests: studies of the gallery that test it, as `STUDY: ARM; ARM`. If it names several arms, the claim is that each
         has the effect.
-    why: why none does.
+    proof: the test that shows it without training, as `FILE::FUNCTION`.
+    why: why there is neither.
     """
 
     where: str
@@ -158,8 +221,10 @@ class Claim:
     tables: tuple[str, ...]
     direction: Direction | None = None
     points: tuple[float, ...] = ()
+    holds: Mapping[str, Any] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    proof: str = ""
     why: str = ""
     slips: tuple[Slip, ...] = ()
 
@@ -170,6 +235,12 @@ class Claim:
             raise ValueError(f"'{self.says}' states no effect that {self.tests[0]} could test: give its direction.")
         if list(self.points) != sorted(self.points) or any(point <= 0 for point in self.points):
             raise ValueError(f"'{self.says}': points are sizes, the smallest first, without a sign.")
+        if unknown := self.holds.keys() - CONDITIONS.keys():
+            raise ValueError(
+                f"'{self.says}': no condition is named {sorted(unknown)[0]}; take {', '.join(CONDITIONS)}."
+            )
+        if sum(map(bool, (self.tests, self.proof, self.why))) > 1:
+            raise ValueError(f"'{self.says}' takes one of tests, proof and why.")
 
     @property
     def slip(self) -> str:
@@ -185,6 +256,11 @@ class Claim:
         return f"{self.direction} of {sizes}" if sizes else str(self.direction)
 
     @property
+    def conditions(self) -> str:
+        """What it holds for, as `patches of 16 px, 12 blocks, ImageNet-1k`."""
+        return ", ".join(condition_text(name, wanted) for name, wanted in self.holds.items())
+
+    @property
     def evidence(self) -> tuple[ClaimTest, ...]:
         """The studies that test it. Raises ValueError for a study or an arm that the gallery does not have."""
         return tuple(self._evidence(text) for text in self.tests)
@@ -197,14 +273,30 @@ class Claim:
                 raise ValueError(f"'{text}': the gallery has {f'no arm {arm!r} there' if study else 'no such study'}.")
             effects.append(StudyEffect(arm, *study.effects[arm]))
         assert study is not None
-        assert self.direction is not None
-        statuses = {status_of(self.direction, self.points, effect.low, effect.high) for effect in effects}
-        return ClaimTest(study, tuple(effects), _joint(statuses, every=True), self.direction)
+        return ClaimTest(study, tuple(effects), study.broken(self.holds))
+
+    @property
+    def together(self) -> tuple[StudyEffect, ...]:
+        """The effect of each arm over the studies that keep the conditions; a study more or less does not decide."""
+        by_arm: dict[str, dict[str, list[StudyEffect]]] = {}
+        for test in self.evidence:
+            for effect in () if test.broken else test.effects:
+                by_arm.setdefault(effect.arm, {}).setdefault(str(test.study.facts["data"]), []).append(effect)
+        sets = {
+            arm: [[(e.effect, e.low, e.high) for e in of_set] for of_set in x.values()] for arm, x in by_arm.items()
+        }
+        return tuple(StudyEffect(arm, *across_studies(intervals, len(sets))) for arm, intervals in sets.items())
 
     @property
     def status(self) -> Status:
-        """The status over all tests: one study that contradicts the claim is enough for "not seen here"."""
-        return _joint({test.status for test in self.evidence}, every=False) if self.tests else Status.NOT_RUN
+        """What the proof, or the studies that keep its conditions say; each arm needs the effect."""
+        if not self.tests:
+            return Status.PROVEN if self.proof else Status.NOT_RUN
+        assert self.direction is not None
+        found = {status_of(self.direction, self.points, effect.low, effect.high) for effect in self.together}
+        return next(
+            (status for status in (Status.NOT_SEEN, Status.TOO_WIDE, Status.SEEN) if status in found), Status.OTHER
+        )
 
     def describe(self) -> dict[str, Any]:
         """Describe the claim for programs."""
@@ -214,15 +306,19 @@ class Claim:
             "tables": list(self.tables),
             "effect": self.effect,
             "points": list(self.points),
+            "holds": {name: _finite(wanted) for name, wanted in self.holds.items()},
             "changes": list(self.changes),
             "slips": [{"says": slip.says, "tables": list(slip.tables)} for slip in self.slips],
             "status": str(self.status),
+            "proof": self.proof,
             "why": self.why,
+            "together": {effect.arm: [effect.effect, effect.low, effect.high] for effect in self.together},
             "tests": [
                 {
                     "study": test.study.name,
                     "command": test.study.command,
-                    "status": str(test.status),
+                    "facts": dict(test.study.facts),
+                    "broken": list(test.broken),
                     "effects": {effect.arm: [effect.effect, effect.low, effect.high] for effect in test.effects},
                 }
                 for test in self.evidence
@@ -234,11 +330,13 @@ class Claim:
         return f"The text ({self.where}): {self.says}.{slip} [{self.status}]"
 
 
-def _joint(statuses: Iterable[Status], every: bool) -> Status:
-    """Join the statuses of the arms of a study, which must all be seen, or of the studies of a claim."""
-    present = set(statuses)
-    if Status.NOT_SEEN in present:
-        return Status.NOT_SEEN
-    if every and Status.TOO_WIDE in present:
-        return Status.TOO_WIDE
-    return Status.SEEN if Status.SEEN in present else Status.TOO_WIDE
+def counted(claims: Iterable[Claim]) -> str:
+    """Count claims by status, as `3 proven, 2 under other conditions`."""
+    counts = Counter(claim.status for claim in claims)
+    words = {Status.OTHER: f"under {Status.OTHER}"}
+    return ", ".join(f"{counts[status]} {words.get(status, status)}" for status in Status if counts[status])
+
+
+def _finite(wanted: Any) -> Any:
+    """A condition for JSON, which has no infinity: a range without an end has none."""
+    return [None if value == math.inf else value for value in wanted] if isinstance(wanted, list) else wanted

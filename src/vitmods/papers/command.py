@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from vitmods.cli.options import HELP_ALL, parse
-from vitmods.papers.claims import Status
+from vitmods.papers.claims import Status, counted
 from vitmods.papers.cost import full_scale
 from vitmods.papers.table import PAPERS, TABLES, Paper, Table, covered
 from vitmods.recipes import RECIPES
@@ -27,7 +26,7 @@ from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.text import plural
 
-STYLES = {Status.SEEN: "green", Status.NOT_SEEN: "red", Status.TOO_WIDE: "", Status.NOT_RUN: "dim"}
+STYLES = {Status.PROVEN: "bold green", Status.SEEN: "green", Status.NOT_SEEN: "red", Status.NOT_RUN: "dim"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,8 @@ class ShowTable:
 class Claims:
     """List the claims of the papers' texts: whether our studies see the claimed effect, by which study, and slips.
 
-    seen here, not seen here: the interval of a study shows the effect, or excludes it. too wide to test: neither. not
+    proven: a test shows it without training. seen here, not seen here: the interval of the studies that keep its
+    conditions shows the effect, or excludes it. too wide to test: neither. other conditions: no study keeps them. not
     run: no study tests it. docs/claims.md has the same list with links.
 
     examples:
@@ -175,24 +175,27 @@ def _print_claims(papers: Sequence[Paper]) -> None:
     console = Console()
     for paper in papers:
         console.print(Text(f"{paper.authors}: {paper.title}", style="bold"))
-        counts = Counter(claim.status for claim in paper.claims)
-        console.print(Text(", ".join(f"{counts[status]} {status}" for status in Status if counts[status]), style="dim"))
+        console.print(Text(counted(paper.claims), style="dim"))
         grid = Grid(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))
         grid.add_column(no_wrap=True, min_width=max(map(len, Status)))
-        grid.add_column()
+        grid.add_column(overflow="fold")
         for claim in paper.claims:
             text = Text.assemble(f"{claim.says} ", (f"({claim.where})", "dim"))
             for slip in claim.slips:
                 text.append(f"\nbut {slip.says}", style="yellow")
             if claim.points:
                 text.append(f"\npublished: {claim.effect} points")
-            for evidence in claim.evidence:
-                text.append(f"\n{evidence.study.name}: {evidence.outcome}", style="cyan")
-                for effect in evidence.effects:
-                    text.append(f"\n  {effect}")
-            if claim.why:
-                text.append(f"\n{claim.why}", style="dim")
-            grid.add_row(Text(claim.status, style=STYLES[claim.status]), text)
+            if claim.holds:
+                text.append(f"\nfor {claim.conditions}", style="dim")
+            if sum(not found.broken for found in claim.evidence) > 1:
+                text.append("\n" + "\n".join(map(str, claim.together)))
+            for found in sorted(claim.evidence, key=lambda found: bool(found.broken)):
+                text.append(f"\n{found.study.name}: {found.outcome}", style="dim" if found.broken else "cyan")
+                for effect in found.effects:
+                    text.append(f"\n  {effect}", style="dim" if found.broken else "")
+            if claim.why or claim.proof:
+                text.append(f"\n{claim.why or claim.proof}", style="dim")
+            grid.add_row(Text(claim.status, style=STYLES.get(claim.status, "")), text)
         console.print(grid)
     console.print(Text("The studies and their commands: docs/gallery.md, or --json.", style="dim"))
 
