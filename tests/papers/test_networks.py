@@ -63,7 +63,7 @@ def test_a_trial_has_the_network_that_its_recipe_shows(photos, capsys, table, ba
         cell = made.settings.cell("base")
         config = base_config(cell, 1000).with_(**cell.recipe.model.to_config())
     else:  # of other images
-        config = vm.ViTConfig.from_name(network(base, table.line_up.recipe), img_size=224)
+        config = vm.ViTConfig.from_name(network(base, table.line_up.network), img_size=224)
         config = config.with_(**RECIPES[study.recipe]().model.to_config())
     stage = study.pretrain.partition("(")[0] or study.recipe
     expected = shown(capsys, stage, base)
@@ -104,6 +104,25 @@ def test_a_recipe_from_python_and_from_a_file_brings_its_network_too(photos):
     assert again.settings.fixed["base"] == study.settings.fixed["base"]
     swept = vm.Study(["mu3/8", "S/32"], ["dpn"], photos, "augreg(level=light1,warmup_epochs=1)", img_size=96)
     assert [base.count("&") for base in swept.settings.sweep.to_dict()["base"]] == [2, 1]  # S/32 has one layer less
+
+
+@pytest.mark.parametrize(
+    ("table", "recipe", "base"),
+    [
+        ("dpn-table1", None, "activation=gelu_tanh&position_on_prefix=false&representation=true"),
+        ("dpn-table1", "small_data(epochs=2)", "activation=gelu_tanh&position_on_prefix=false&representation=true"),
+        ("dpn-table1", "deit", ""),
+        ("dpn-table1", RECIPES["deit"](), ""),
+        ("dpn-table1", "better_plain(epochs=9,warmup_epochs=1)", "activation=gelu_tanh&position_on_prefix=false&"
+         "class_token=false&pool=avg&position=sincos2d&representation=true"),
+        ("dtn-table3", "small_data", "qkv_bias=false&position_on_prefix=false"),
+        ("dtn-table7a", "dino_small", "qkv_bias=false&position_on_prefix=false"),
+        ("norm-choice", None, ""),
+    ],
+)  # fmt: skip
+def test_a_table_is_trained_with_its_network_unless_another_papers_recipe_is_given(photos, table, recipe, base):
+    study = vm.Study("mu12/8", f"paper:{table}", photos, recipe, img_size=24)
+    assert study.settings.fixed["base"].partition("?")[2] == base
 
 
 @pytest.mark.parametrize(

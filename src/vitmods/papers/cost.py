@@ -104,5 +104,5 @@ def _macs(table: Table, study: TableStudy, base: str, arm: str, text: str) -> fl
     changes = re.sub(r"^[\w-]+=", "", text)
     if changes in ("attention", "ffn") or "replace(" in changes:  # another training of the same multiply-adds
         changes = ""
-    config = ViTConfig.from_name(network(study.bases[base], table.line_up.recipe), **side)
+    config = ViTConfig.from_name(network(study.bases[base], table.line_up.network), **side)
     return float(count_macs(edit(config, parse_changes(changes) if changes else ())))

@@ -176,6 +176,7 @@ class Table:
             {name: tuple(values.values()) for name, values in study.sweep.items() if name != "data"},
             study.start,
             evidence(study.pretrain.partition("(")[0]).task if study.pretrain else "",
+            study.recipe,
             study.network or study.pretrain.partition("(")[0] or study.recipe,
         )
 

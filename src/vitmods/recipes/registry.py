@@ -67,11 +67,11 @@ def recipe(**facts: Any) -> Callable[[Callable[P, Recipe]], Callable[P, Recipe]]
     def decorate(function: Callable[P, Recipe]) -> Callable[P, Recipe]:
         @functools.wraps(function)
         def named(*args: P.args, **kwargs: P.kwargs) -> Recipe:
-            given = inspect.signature(function).bind(*args, **kwargs).arguments if known.architecture else {}
+            given = inspect.signature(function).bind(*args, **kwargs).arguments if known.paper else {}
             settings = ",".join(
                 f"{name}={value}" for name, value in given.items() if isinstance(value, str | int | float)
             )
-            paper = f"{function.__name__}({settings})" if known.architecture else ""
+            paper = f"{function.__name__}({settings})" if known.paper else ""
             return dataclasses.replace(function(*args, **kwargs), paper=paper)
 
         _EVIDENCE[named] = known

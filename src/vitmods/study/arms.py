@@ -42,7 +42,8 @@ class LineUp:
     sweep: field -> values, besides the bases.
     start: the trained weights that it needs; empty: none.
     pretrain: the task without labels that trains all arms first; empty: none.
-    recipe: whose paper says what base is besides its size; empty: its size alone.
+    recipe: of its paper; empty: none.
+    network: the recipe whose paper says what base is besides its size; empty: its size alone.
     """
 
     name: str
@@ -55,6 +56,7 @@ class LineUp:
     start: str = ""
     pretrain: str = ""
     recipe: str = ""
+    network: str = ""
 
     def scaled(self, patch: int = 16) -> list[str]:
         """The bases for smaller images, where the side of a patch is `patch` and not 16: S/32 becomes S/4 for 2. Models

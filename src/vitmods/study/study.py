@@ -15,7 +15,7 @@ from vitmods.model.config import ViTConfig, check_options, fields_of_name
 from vitmods.model.names import split_options
 from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import fields_by_name
-from vitmods.recipes.registry import network, split_recipe
+from vitmods.recipes.registry import evidence, network, split_recipe
 from vitmods.recipes.schedule import WARMUPS
 from vitmods.study.arms import (
     BASE,
@@ -215,7 +215,9 @@ class Study:
         would start from base's, which were trained without the change.
         """
         given, line_up, settings = self._arguments, table_of(self._arguments["arms"]), self._arguments["settings"]
-        self._paper = line_up.recipe if line_up is not None and line_up.recipe else paper_of(given["recipe"])
+        self._paper, own = paper_of(given["recipe"]), paper_of(given["recipe"]).partition("(")[0]
+        if line_up is not None and not (own and evidence(own).paper and own != line_up.recipe.partition("(")[0]):
+            self._paper = line_up.network  # also with a recipe for small budgets
         base, task, start = given["base"], given["task"], given["start"]
         sweep, using = make_grid(settings.sweep).to_dict(), list[str]()
         if start is not None:
