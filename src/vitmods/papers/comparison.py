@@ -132,4 +132,17 @@ def _papers(answer: Answer) -> list[tuple[str, str]]:
     return [(table.paper.cited, table.paper.url)] if table and table.paper.venue else []
 
 
-SECTIONS.add("comparison", Section("verdicts", _to_html, _to_text, _papers))
+def _published(answer: Answer) -> tuple[dict[tuple[str, str], str], str]:
+    paper = comparison(answer)
+    if paper is None or not paper.rows:
+        return {}, ""
+    cells = {}
+    for row in paper.rows:
+        several = len(row.published) > 1
+        numbers = [number.text.replace("-", "−") + f" ({number.where})" * several for number in row.published]
+        cells[row.setting, row.arm] = ", ".join(numbers)
+    note = paper.note.replace("Differences", "Published differences", 1)
+    return cells, f"Published: {paper.table.paper.title}, {paper.table.where} ({paper.table.unit}). {note}"
+
+
+SECTIONS.add("comparison", Section("verdicts", _to_html, _to_text, _papers, _published))

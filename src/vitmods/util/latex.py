@@ -1,0 +1,123 @@
+"""Text and tables for LaTeX: ASCII that every engine reads, and tables that fit a column, without packages."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+LINE = 229.0  # points of a column of `article` in two columns; those of conferences are as wide or wider
+GAP = 2.0  # points on each side of a column of a table
+SIZES = (("footnotesize", 8.5), ("scriptsize", 8.0), ("tiny", 6.9))
+"""the sizes of letters, and how many points 1 em of `_width` has there"""
+_SIGNS = {
+    **{character: f"\\{character}" for character in "%_&#${}"},
+    **{"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\textasciitilde{}", "`": r"\`{}", '"': "''"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "–": "--", "—": "---", "…": r"\dots{}"},
+    **{"−": "$-$", "±": r"$\pm$", "×": r"$\times$", "≤": r"$\le$", "≥": r"$\ge$", "·": r"$\cdot$", "→": r"$\to$"},
+    **{"α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "σ": r"$\sigma$", "µ": r"$\mu$", "°": r"$^\circ$"},
+    **{"ß": r"{\ss}", "æ": r"{\ae}", "œ": r"{\oe}", "ø": r"{\o}", "å": r"{\aa}", "ł": r"{\l}", "ı": r"{\i}"},
+    **{"Æ": r"{\AE}", "Œ": r"{\OE}", "Ø": r"{\O}", "Å": r"{\AA}", "Ł": r"{\L}", "\xa0": "~"},
+}
+_ACCENTS = {"\u0301": "'", "\u0300": "`", "\u0302": "^", "\u0303": "~", "\u0308": '"', "\u0304": "=", "\u0307": "."} | {
+    "\u030c": "v", "\u0306": "u", "\u030b": "H", "\u030a": "r", "\u0327": "c",
+}  # fmt: skip
+_WIDTHS = {
+    letter: width
+    for width, letters in {
+        0.31: "fijl.,:;'![]|",
+        0.4: "rst()I- ",
+        0.5: "0123456789acegoz/*",
+        0.84: "mw+=×±≥≤−→%@…—&<>",
+        1.03: "MW",
+    }.items()
+    for letter in letters
+}
+_LONG = 12  # letters of a word from which on it may break after a sign
+_RUN = 10  # letters without a sign that stay together in a name
+
+
+def tex(text: str) -> str:
+    """Escape text for LaTeX; a letter that LaTeX does not have becomes its code, `\\u6570`."""
+    return "".join("-{}" if pair == "--" else _letter(pair[0]) for pair in map("".join, zip(text, f"{text[1:]} ")))
+
+
+def _letter(letter: str) -> str:
+    if letter in _SIGNS:
+        return _SIGNS[letter]
+    if " " <= letter <= "~":
+        return letter
+    base, *marks = unicodedata.normalize("NFD", letter)
+    if base.isascii() and base.isalpha() and len(marks) == 1 and marks[0] in _ACCENTS:
+        return f"{{\\{_ACCENTS[marks[0]]}{{{base}}}}}"
+    return tex(ascii(letter)[1:-1]) if letter.isprintable() else " "
+
+
+def breaking(text: str, run: int = 0) -> str:
+    """Escape text whose long words may end a line after a sign, and after every `run` letters; 0: not there."""
+    return " ".join(r"\allowbreak{}".join(map(tex, _pieces(word, run))) for word in text.split(" "))
+
+
+def _pieces(word: str, run: int) -> list[str]:
+    """Divide a word where a line may end."""
+    if len(word) <= _LONG:
+        return [word]
+    parts = re.findall(r"[^(,=+_/.:)@-]+[(,=+_/.:)@-]*|[(,=+_/.:)@-]+", word)
+    return [part[i : i + run] for part in parts for i in range(0, len(part), run)] if run else parts
+
+
+def _width(text: str) -> float:
+    """Bound the width of a text in em of Computer Modern."""
+    return sum(_WIDTHS.get(letter, 0.79 if letter.isupper() else 0.56) for letter in text)
+
+
+def tabular(header: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[int] = ()) -> str:
+    """Format a `tabular` that is no wider than a column: smaller letters, then columns of several lines.
+
+    lines: rows that have a line above them. A row of one cell is a heading of those below it.
+    """
+    cells = [list(header), *(list(row) for row in rows if len(row) > 1)]
+    columns = [[row[i] for row in cells] for i in range(len(header))]
+    whole = [max(map(_width, column)) for column in columns]
+    least = [max(_width(piece) for cell in column for word in cell.split(" ") for piece in _pieces(word, _RUN))
+             for column in columns]  # fmt: skip
+    room = LINE - 2 * GAP * (len(columns) - 1)
+    size, em = next((size for size in SIZES if sum(least) * size[1] <= room), SIZES[-1])
+    widths = _shared(whole, least, room / em)
+    fits = [width >= natural for width, natural in zip(widths, whole, strict=True)]
+    kinds = [f"p{{{width * em / LINE:.3f}\\linewidth}}" for width in widths]
+    kinds = ["l" if fit else kind for fit, kind in zip(fits, kinds, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        if len(row) == 1:
+            span = rf"\multicolumn{{{len(header)}}}{{@{{}}p{{\linewidth}}@{{}}}}"
+            return rf"{span}{{\raggedright\itshape {breaking(row[0], _RUN)}}}\tabularnewline"
+        wrapped = [
+            tex(cell) if fit else rf"\raggedright\hspace{{0pt}}{breaking(cell, _RUN)}"
+            for cell, fit in zip(row, fits, strict=True)
+        ]
+        return " & ".join(wrapped) + r"\tabularnewline"
+
+    body = [r"\hline" * (i in lines) + line(row) for i, row in enumerate(rows)]
+    return "\n".join(
+        [
+            rf"{{\{size}\setlength{{\tabcolsep}}{{{GAP:g}pt}}%",
+            rf"\begin{{tabular}}{{@{{}}{''.join(kinds)}@{{}}}}",
+            *(r"\hline", line(header), r"\hline", *body, r"\hline", r"\end{tabular}}"),
+        ]
+    )
+
+
+def _shared(whole: Sequence[float], least: Sequence[float], room: float) -> list[float]:
+    """Divide the room among columns: what each needs, or less where there are several lines of it."""
+    widths = list(whole)
+    while (excess := sum(widths) - room) > 1e-6:
+        largest = [i for i in range(len(widths)) if widths[i] > least[i] + 1e-6]
+        if not largest:
+            return widths
+        top = max(widths[i] for i in largest)
+        cut = [i for i in largest if widths[i] >= top - 1e-6]
+        below = max([widths[i] for i in largest if widths[i] < top - 1e-6] + [0.0])
+        for i in cut:
+            widths[i] = max(least[i], below, widths[i] - excess / len(cut))
+    return widths
