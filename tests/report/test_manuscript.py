@@ -12,7 +12,7 @@ from vitmods.layers import NORMS
 from vitmods.papers.table import PAPERS
 from vitmods.report import write_report
 from vitmods.report.manuscript import Citation, bibtex, methods
-from vitmods.stats.tables import tex
+from vitmods.util.latex import tex
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from vitmods.papers.figure import draw_comparison
 from vitmods.papers.table import TABLES, ComparedArm, Comparison, Published, Table, published
+from vitmods.report.citations import cite
 from vitmods.report.figures import Inliner
 from vitmods.report.page import SECTIONS, Section
 from vitmods.report.templates import templates
@@ -136,13 +137,15 @@ def _published(answer: Answer) -> tuple[dict[tuple[str, str], str], str]:
     paper = comparison(answer)
     if paper is None or not paper.rows:
         return {}, ""
+    places = {tuple(number.where for number in row.published) for row in paper.rows}
+    labeled = len(places) > 1
     cells = {}
     for row in paper.rows:
-        several = len(row.published) > 1
-        numbers = [number.text.replace("-", "−") + f" ({number.where})" * several for number in row.published]
+        numbers = [number.text.replace("-", "−") + f" ({number.where})" * labeled for number in row.published]
         cells[row.setting, row.arm] = ", ".join(numbers)
-    note = paper.note.replace("Differences", "Published differences", 1)
-    return cells, f"Published: {paper.table.paper.title}, {paper.table.where} ({paper.table.unit}). {note}"
+    table, note = paper.table, paper.note.replace("Differences", "Published differences", 1)
+    order = "" if labeled else f", of {'; '.join(*places)}"
+    return cells, f"Paper: {table.paper.title}, {table.where}{cite(*_papers(answer)[0])}: {table.unit}{order}. {note}"
 
 
 SECTIONS.add("comparison", Section("verdicts", _to_html, _to_text, _papers, _published))

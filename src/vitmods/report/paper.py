@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 from vitmods.report import text
@@ -11,6 +11,7 @@ from vitmods.report.citations import Citation, References
 from vitmods.report.manuscript import bibtex, paragraphs, references
 from vitmods.report.page import SECTIONS
 from vitmods.stats.tables import seeds, verdict_cell
+from vitmods.stats.verdict import Effect
 from vitmods.study.answer import VIEWS, Answer
 from vitmods.study.questions import Question
 from vitmods.util.errors import UserError
@@ -98,47 +99,43 @@ def _table(answer: Answer, name: str, published: Mapping[tuple[str, str], str], 
                 {
                     question.label: arm,
                     "score": text.score(answer.metric, row.mean),
-                    "effect": text.numbers(effect) if effect else "",
+                    "effect": _numbers(effect) if effect else "",
                     "verdict": verdict_cell(effect) if effect else "",
-                    **{part.title: text.numbers(found) for part, found in zip(parts, row.columns, strict=False)},
+                    **{part.title: _numbers(found) for part, found in zip(parts, row.columns, strict=False)},
                     "seeds": seeds(effect) if effect else str(len(answer.seeds)),
                     "train": text.ratio(1.0 if is_base else cost and cost.train_step.ratio).rstrip("×"),
                     "params": text.ratio(1.0 if is_base else cost and cost.params).rstrip("×"),
-                    "published": published.get((heading, arm), ""),
+                    "paper": published.get((heading, arm), ""),
                 }
             )
     filled = [row for row in table if isinstance(row, dict)]
     of_arms = [row for row in filled if row["effect"]]
-    titles = {title: [row.get(title, "") for row in of_arms or filled] for row in filled for title in row}
-    titles = {title: cells for title, cells in titles.items() if {*cells} - {"", "–"}}
-    if of_arms and len({*titles.get("seeds", ())}) == 1:
-        titles.pop("seeds")
-    if not of_arms:
-        titles = {title: cells for title, cells in titles.items() if title not in ("train", "params")}
+    titles = {title: {row.get(title, "") for row in of_arms or filled} for row in filled for title in row}
+    alike = [title for title, cells in titles.items() if cells <= {"", "–"}]
+    alike += ["seeds"] * (len(titles["seeds"]) == 1 and bool(of_arms)) + ["train"] * (not of_arms)
+    alike += ["params"] * (titles["params"] == {"1.00"})
+    titles = {title: cells for title, cells in titles.items() if title not in alike}
     body = [[row] if isinstance(row, str) else [row.get(title, "") for title in titles] for row in table]
     lines = [i for i, row in enumerate(body) if len(row) == 1 and i]
-    caption = _caption(answer, question, titles) + [note] * ("published" in titles)
-    cited = "".join(rf"~\cite{{{key}}}" for key in _sources(answer)) if "published" in titles else ""
+    caption = _caption(answer, question, titles) + [note] * ("paper" in titles)
     return "\n".join(
         [
             r"\begin{table}[t]",
             r"\centering",
             tabular([*titles], body, lines),
-            rf"\caption{{{breaking(' '.join(filter(None, caption)))}{cited}}}",
+            rf"\caption{{{_in_latex(' '.join(filter(None, caption)), references(answer))}}}",
             rf"\label{{tab:{re.sub(r'[^a-z]+', '-', name)}}}",
             r"\end{table}",
         ]
     )
 
 
-def _sources(answer: Answer) -> list[str]:
-    """List the keys of the papers whose table the study reproduces."""
-    known = references(answer)
-    papers = [paper for section in SECTIONS.values() for paper in section.papers(answer)]
-    return [known.keys[citation.title.lower()] for paper in papers for citation in Citation.read(*paper)[:1]]
+def _numbers(effect: Effect) -> str:
+    """Format an effect whose interval stays on one line if it can."""
+    return text.numbers(effect).replace(", ", ",\xa0")
 
 
-def _caption(answer: Answer, question: Question, titles: dict[str, list[str]]) -> list[str]:
+def _caption(answer: Answer, question: Question, titles: Container[str]) -> list[str]:
     """Say in sentences what the columns are."""
     metric, unit = answer.metric, text.points(answer.metric)
     sentences = [f"{listing(answer.bases)} on {answer.data['name']}{f': {question.title}' if question.title else ''}."]
@@ -154,6 +151,9 @@ def _caption(answer: Answer, question: Question, titles: dict[str, list[str]]) -
         count = max((effect.n for effect in question.effects.values()), default=len(answer.seeds))
         sentences.append(f"{plural(count, 'seed')}." if "seeds" not in titles else "")
     if "train" in titles and (base := answer.base_cost):
-        took = f"{text.short_time(base.train_step_s)} a step and {text.count(base.params).strip()} parameters"
-        sentences.append(f"Train and params: time of a training step and parameters, relative to {took}.")
+        params = " and parameters" if "params" in titles else ""
+        took = f"{text.short_time(base.train_step_s)} a step"
+        took += f" and {text.count(base.params).strip()} parameters" if params else ""
+        sentences.append(f"Costs: time of a training step{params}, relative to base ({took}).")
+        sentences.append("" if params else "Parameters differ by less than 1 %.")
     return sentences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 LINE = 229.0  # points of a column of `article` in two columns; those of conferences are as wide or wider
 GAP = 2.0  # points on each side of a column of a table
@@ -26,7 +26,7 @@ _WIDTHS = {
     letter: width
     for width, letters in {
         0.31: "fijl.,:;'![]|",
-        0.4: "rst()I- ",
+        0.4: "rst()I- \xa0",
         0.5: "0123456789acegoz/*",
         0.84: "mw+=×±≥≤−→%@…—&<>",
         1.03: "MW",
@@ -55,12 +55,16 @@ def _letter(letter: str) -> str:
 
 def breaking(text: str, run: int = 0) -> str:
     """Escape text whose long words may end a line after a sign, and after every `run` letters; 0: not there."""
-    return " ".join(r"\allowbreak{}".join(map(tex, _pieces(word, run))) for word in text.split(" "))
+    return " ".join(r"\allowbreak{}".join(map(tex, _parts(word, run))) for word in text.split(" "))
 
 
-def _pieces(word: str, run: int) -> list[str]:
-    """Divide a word where a line may end."""
-    if len(word) <= _LONG:
+def _pieces(text: str, run: int) -> list[str]:
+    """Divide a text where a line may end."""
+    return [piece for word in text.split(" ") for piece in _parts(word, run)]
+
+
+def _parts(word: str, run: int) -> list[str]:
+    if len(word) <= _LONG or "\xa0" in word:
         return [word]
     parts = re.findall(r"[^(,=+_/.:)@-]+[(,=+_/.:)@-]*|[(,=+_/.:)@-]+", word)
     return [part[i : i + run] for part in parts for i in range(0, len(part), run)] if run else parts
@@ -71,41 +75,41 @@ def _width(text: str) -> float:
     return sum(_WIDTHS.get(letter, 0.79 if letter.isupper() else 0.56) for letter in text)
 
 
-def tabular(header: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[int] = ()) -> str:
-    """Format a `tabular` that is no wider than a column: smaller letters, then columns of several lines.
+def tabular(header: Sequence[str], rows: Sequence[Sequence[str]], lines: Container[int] = ()) -> str:
+    r"""Format a `tabular` that is no wider than a column: smaller letters, then columns of several lines.
 
-    lines: rows that have a line above them. A row of one cell is a heading of those below it.
+    lines: rows that have a line above them. A row of one cell is a heading of those below it. A cell is divided at its
+    blanks, and at "\xa0" only where letters would become tiny otherwise.
     """
-    cells = [list(header), *(list(row) for row in rows if len(row) > 1)]
-    columns = [[row[i] for row in cells] for i in range(len(header))]
-    whole = [max(map(_width, column)) for column in columns]
-    least = [max(_width(piece) for cell in column for word in cell.split(" ") for piece in _pieces(word, _RUN))
-             for column in columns]  # fmt: skip
-    room = LINE - 2 * GAP * (len(columns) - 1)
-    size, em = next((size for size in SIZES if sum(least) * size[1] <= room), SIZES[-1])
+    count = len(header)
+    together = [tuple(header), *map(tuple, rows)]
+    parted = [tuple(cell.replace("\xa0", " ") for cell in row) for row in together]
+    room = LINE - 2 * GAP * (count - 1)
+    tries = [(table, *size) for table, sizes in ((together, SIZES[:2]), (parted, SIZES[1:])) for size in sizes]
+    for table, size, em in tries:  # noqa: B007 (the last one is used)
+        columns = [[row[i] for row in table if len(row) == count] for i in range(count)]
+        whole = [max(map(_width, column)) for column in columns]
+        least = [max(_width(piece) for cell in column for piece in _pieces(cell, _RUN)) for column in columns]
+        if sum(least) * em <= room:
+            break
     widths = _shared(whole, least, room / em)
-    fits = [width >= natural for width, natural in zip(widths, whole, strict=True)]
-    kinds = [f"p{{{width * em / LINE:.3f}\\linewidth}}" for width in widths]
+    fits = [given >= natural for given, natural in zip(widths, whole, strict=True)]
+    kinds = [f"p{{{given * em / LINE:.3f}\\linewidth}}" for given in widths]
     kinds = ["l" if fit else kind for fit, kind in zip(fits, kinds, strict=True)]
 
     def line(row: Sequence[str]) -> str:
-        if len(row) == 1:
-            span = rf"\multicolumn{{{len(header)}}}{{@{{}}p{{\linewidth}}@{{}}}}"
+        if len(row) < count:
+            span = rf"\multicolumn{{{count}}}{{@{{}}p{{\linewidth}}@{{}}}}"
             return rf"{span}{{\raggedright\itshape {breaking(row[0], _RUN)}}}\tabularnewline"
-        wrapped = [
-            tex(cell) if fit else rf"\raggedright\hspace{{0pt}}{breaking(cell, _RUN)}"
-            for cell, fit in zip(row, fits, strict=True)
-        ]
-        return " & ".join(wrapped) + r"\tabularnewline"
+        flush = r"\raggedright\hspace{0pt}"
+        cells = (tex(cell) if fit else flush + breaking(cell, _RUN) for cell, fit in zip(row, fits, strict=True))
+        return f"{' & '.join(cells)}\\tabularnewline"
 
-    body = [r"\hline" * (i in lines) + line(row) for i, row in enumerate(rows)]
-    return "\n".join(
-        [
-            rf"{{\{size}\setlength{{\tabcolsep}}{{{GAP:g}pt}}%",
-            rf"\begin{{tabular}}{{@{{}}{''.join(kinds)}@{{}}}}",
-            *(r"\hline", line(header), r"\hline", *body, r"\hline", r"\end{tabular}}"),
-        ]
-    )
+    first, *body = map(line, table)
+    ruled = [r"\hline" * (i in lines) + cells for i, cells in enumerate(body)]
+    start = rf"{{\{size}\setlength{{\tabcolsep}}{{{GAP:g}pt}}%"
+    begin = rf"\begin{{tabular}}{{@{{}}{''.join(kinds)}@{{}}}}"
+    return "\n".join([start, begin, r"\hline", first, r"\hline", *ruled, r"\hline", r"\end{tabular}}"])
 
 
 def _shared(whole: Sequence[float], least: Sequence[float], room: float) -> list[float]:
