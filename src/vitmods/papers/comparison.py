@@ -135,7 +135,7 @@ def _papers(answer: Answer) -> list[tuple[str, str]]:
 
 def _published(answer: Answer) -> tuple[dict[tuple[str, str], str], str]:
     paper = comparison(answer)
-    if paper is None or not paper.rows:
+    if paper is None or (study := paper.table.study) is None or not paper.rows:
         return {}, ""
     places = {tuple(number.where for number in row.published) for row in paper.rows}
     labeled = len(places) > 1
@@ -144,8 +144,10 @@ def _published(answer: Answer) -> tuple[dict[tuple[str, str], str], str]:
         numbers = [number.text.replace("-", "−") + f" ({number.where})" * labeled for number in row.published]
         cells[row.setting, row.arm] = ", ".join(numbers)
     table, note = paper.table, paper.note.replace("Differences", "Published differences", 1)
+    unit = f"differences in {table.unit}" * (not study.reference) or table.unit
+    cited = "".join(cite(*reference) for reference in _papers(answer))
     order = "" if labeled else f", of {'; '.join(*places)}"
-    return cells, f"Paper: {table.paper.title}, {table.where}{cite(*_papers(answer)[0])}: {table.unit}{order}. {note}"
+    return cells, f"Paper: {table.paper.title}, {table.where}{cited}: {unit}{order}. {note}"
 
 
 SECTIONS.add("comparison", Section("verdicts", _to_html, _to_text, _papers, _published))

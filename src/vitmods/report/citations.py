@@ -31,7 +31,9 @@ JOURNALS = {
     "Machine Learning": "Machine Learning",
     "TMLR": "Transactions on Machine Learning Research",
 }
-_PAPER = re.compile(r"(?P<authors>[^:]+?): (?P<title>.+)\. (?:(?P<venue>[^.,]+?) )?(?P<year>\d{4})(?:, .*)?")
+_PAPER = re.compile(
+    r"(?P<authors>[^:]+?): (?P<title>.+)(?:\.|(?<=[?!])) (?:(?P<venue>[^.,]+?) )?(?P<year>\d{4})(?:, .*)?"
+)
 _NEXT = re.compile(r"; (?=[^;:]+: )")
 """what separates two papers of one change"""
 _SMALL = {"a", "an", "the", "on", "of"}

@@ -82,7 +82,7 @@ def _models(answer: Answer) -> Iterator[str]:
         yield f"{models} from the trained weights {without_place(start['source'])}."
     else:
         is_published = any("pretrained=1" in base for base in (answer.base.model.name, *answer.bases))
-        rule = INITS.get(answer.base.model.config.get("init"), "the rule of their library")
+        rule = INITS.get(str(answer.base.model.config.get("init")), "the rule of their library")
         drawn = "" if is_published else f", initialized by {rule}"
         yield f"All models {'started from published' if is_published else 'were trained from random'} weights{drawn}."
 
@@ -208,7 +208,7 @@ def _training(answer: Answer) -> Iterator[str]:
     decay += f" after {plural(round(warmup), 'step')} of linear warm-up" if warmup and is_warmup_fixed else ""
     settings = ", ".join(f"{_term(name)} {show_value(value)}" for name, value in values.items() if name not in varied)
     paper = f" ({WORKS['adamw'].mark})" * (optimizer["name"] == "adamw")
-    yield f"We used {_TERMS.get(optimizer['name'], optimizer['name'].upper())}{paper} ({settings}) with {decay}."
+    yield f"We used {_TERMS.get(optimizer['name'], optimizer['name'].upper())}{paper} with {settings} and {decay}."
     regularization = [f"the {_term(recipe['loss']['name'])} loss"] * (classifies and "loss" not in ignored)
     regularization += used("loss", "optimizer", "model")
     if recipe["ema"] and "ema" not in ignored:

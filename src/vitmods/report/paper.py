@@ -103,8 +103,8 @@ def _table(answer: Answer, name: str, published: Mapping[tuple[str, str], str], 
                     "verdict": verdict_cell(effect) if effect else "",
                     **{part.title: _numbers(found) for part, found in zip(parts, row.columns, strict=False)},
                     "seeds": seeds(effect) if effect else str(len(answer.seeds)),
-                    "train": text.ratio(1.0 if is_base else cost and cost.train_step.ratio).rstrip("×"),
-                    "params": text.ratio(1.0 if is_base else cost and cost.params).rstrip("×"),
+                    "train": text.ratio(1.0 if is_base else cost.train_step.ratio if cost else None).rstrip("×"),
+                    "params": text.ratio(1.0 if is_base else cost.params if cost else None).rstrip("×"),
                     "paper": published.get((heading, arm), ""),
                 }
             )
@@ -149,7 +149,7 @@ def _caption(answer: Answer, question: Question, titles: Container[str]) -> list
     if question is answer.headline:
         sentences.append(f"{text.brief_claim(answer)[:1].upper()}{text.brief_claim(answer)[1:]}")
         count = max((effect.n for effect in question.effects.values()), default=len(answer.seeds))
-        sentences.append(f"{plural(count, 'seed')}." if "seeds" not in titles else "")
+        sentences.append(f"{plural(count, 'seed')}." if question.against and "seeds" not in titles else "")
     if "train" in titles and (base := answer.base_cost):
         params = " and parameters" if "params" in titles else ""
         took = f"{text.short_time(base.train_step_s)} a step"

@@ -15,7 +15,15 @@ _SIGNS = {
     **{"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\textasciitilde{}", "`": r"\`{}", '"': "''"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "–": "--", "—": "---", "…": r"\dots{}"},
     **{"−": "$-$", "±": r"$\pm$", "×": r"$\times$", "≤": r"$\le$", "≥": r"$\ge$", "·": r"$\cdot$", "→": r"$\to$"},
-    **{"α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "σ": r"$\sigma$", "µ": r"$\mu$", "°": r"$^\circ$"},
+    **{
+        "α": r"$\alpha$",
+        "β": r"$\beta$",
+        "γ": r"$\gamma$",
+        "λ": r"$\lambda$",
+        "σ": r"$\sigma$",
+        "µ": r"$\mu$",
+        "°": r"$^\circ$",
+    },
     **{"ß": r"{\ss}", "æ": r"{\ae}", "œ": r"{\oe}", "ø": r"{\o}", "å": r"{\aa}", "ł": r"{\l}", "ı": r"{\i}"},
     **{"Æ": r"{\AE}", "Œ": r"{\OE}", "Ø": r"{\O}", "Å": r"{\AA}", "Ł": r"{\L}", "\xa0": "~"},
 }
@@ -47,7 +55,7 @@ def _letter(letter: str) -> str:
         return _SIGNS[letter]
     if " " <= letter <= "~":
         return letter
-    base, *marks = unicodedata.normalize("NFD", letter)
+    base, *marks = list(unicodedata.normalize("NFD", letter))
     if base.isascii() and base.isalpha() and len(marks) == 1 and marks[0] in _ACCENTS:
         return f"{{\\{_ACCENTS[marks[0]]}{{{base}}}}}"
     return tex(ascii(letter)[1:-1]) if letter.isprintable() else " "
