@@ -11,7 +11,8 @@ from vitmods.layers import NORMS
 from vitmods.layers.stems import STEMS, LinearStem
 from vitmods.papers import TABLES
 from vitmods.papers.table import PAPERS
-from vitmods.report.citations import WORKS, Citation, References, known_authors
+from vitmods.report.citations import PAPERS as PAPERS_KNOWN
+from vitmods.report.citations import WORKS, Citation, References
 from vitmods.study.arms import arms_from_text, find_line_up
 
 STEM_KEYS = {
@@ -125,9 +126,9 @@ def test_all_authors_of_all_papers_are_known():
     facts += [paper.cited for paper in PAPERS.values() if paper.venue]
     facts += [vm.parse_changes("registers(trained=false)")[0].describe()["paper"]]
     read = [citation for paper in facts for citation in Citation.read(paper, "")] + [*WORKS.values()]
-    assert {citation.title for citation in read} == known_authors().keys()
+    assert {citation.title for citation in read} == PAPERS_KNOWN["authors"].keys()
     for citation in read:
-        names = known_authors()[citation.title].split(" and ")
+        names = PAPERS_KNOWN["authors"][citation.title].split(" and ")
         families = [family for family in citation.authors if family != "others"]
         assert all(" " in name for name in names), citation.title  # given names or initials
         for name, family in zip(names, families, strict=False):

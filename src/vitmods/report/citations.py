@@ -6,31 +6,15 @@ import re
 import tomllib
 import unicodedata
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vitmods.report.page import SECTIONS
 from vitmods.study.answer import Answer
 from vitmods.util.latex import tex
 
-VENUES = {
-    "ACL": "Annual Meeting of the Association for Computational Linguistics",
-    "CVPR": "IEEE/CVF Conference on Computer Vision and Pattern Recognition",
-    "ECCV": "European Conference on Computer Vision",
-    "ICCV": "IEEE/CVF International Conference on Computer Vision",
-    "ICLR": "International Conference on Learning Representations",
-    "ICML": "International Conference on Machine Learning",
-    "IWSLT": "International Conference on Spoken Language Translation",
-    "NeurIPS": "Advances in Neural Information Processing Systems",
-    "WACV": "IEEE/CVF Winter Conference on Applications of Computer Vision",
-}
-JOURNALS = {
-    "Biometrics Bulletin": "Biometrics Bulletin",
-    "JASA": "Journal of the American Statistical Association",
-    "Machine Learning": "Machine Learning",
-    "TMLR": "Transactions on Machine Learning Research",
-}
+PAPERS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("papers.toml").read_text(encoding="utf-8"))
+"""names of venues and journals; other works that methods cite; title -> its authors with given names, as in BibTeX"""
 _PAPER = re.compile(
     r"(?P<authors>[^:]+?): (?P<title>.+)(?:\.|(?<=[?!])) (?:(?P<venue>[^.,]+?) )?(?P<year>\d{4})(?:, .*)?"
 )
@@ -90,12 +74,12 @@ class Citation(NamedTuple):
     def bibtex(self, key: str) -> str:
         """Format the entry with all authors; of a paper that vitmods does not know, those that its change names."""
         arxiv = re.search(r"arxiv\.org/abs/([\w.]+)", self.url)
-        authors = known_authors().get(self.title, " and ".join(self.authors))
+        authors = PAPERS["authors"].get(self.title, " and ".join(self.authors))
         kind, fields = "misc", {"title": f"{{{tex(self.title)}}}", "author": tex(authors)}
-        if self.venue in JOURNALS:
-            kind, fields["journal"] = "article", JOURNALS[self.venue]
+        if self.venue in PAPERS["journals"]:
+            kind, fields["journal"] = "article", PAPERS["journals"][self.venue]
         elif self.venue:
-            kind, fields["booktitle"] = "inproceedings", tex(VENUES.get(self.venue, self.venue))
+            kind, fields["booktitle"] = "inproceedings", tex(PAPERS["venues"].get(self.venue, self.venue))
         fields["year"] = self.year
         if arxiv:
             fields |= {"eprint": arxiv[1], "archiveprefix": "arXiv"}
@@ -104,46 +88,12 @@ class Citation(NamedTuple):
         return "\n".join([f"@{kind}{{{key},", *lines, "}"])
 
 
-@cache
-def known_authors() -> dict[str, str]:
-    """Title -> its authors with their given names, as BibTeX writes them."""
-    file = Path(__file__).with_name("authors.toml")
-    return dict(tomllib.loads(file.read_text(encoding="utf-8")))
-
-
 def cite(paper: str, url: str = "") -> str:
     """Cite the papers of a change in a text: `; [@Dual PatchNorm]` for each that names authors."""
     return "".join(f"; {citation.mark}" for citation in Citation.read(paper, url) if citation.authors)
 
 
-_WORKS = {
-    "adamw": (
-        "Loshchilov & Hutter: Decoupled Weight Decay Regularization. ICLR 2019",
-        "https://arxiv.org/abs/1711.05101",
-    ),
-    "dunnett": (
-        "Dunnett: A Multiple Comparison Procedure for Comparing Several Treatments with a Control. JASA 1955",
-        "https://doi.org/10.1080/01621459.1955.10501294",
-    ),
-    "nadeau": (
-        "Nadeau & Bengio: Inference for the Generalization Error. Machine Learning 2003",
-        "https://doi.org/10.1023/A:1024068626366",
-    ),
-    "satterthwaite": (
-        "Satterthwaite: An Approximate Distribution of Estimates of Variance Components. Biometrics Bulletin 1946",
-        "https://doi.org/10.2307/3002019",
-    ),
-    "sidak": (
-        "Šidák: Rectangular Confidence Regions for the Means of Multivariate Normal Distributions. JASA 1967",
-        "https://doi.org/10.1080/01621459.1967.10482935",
-    ),
-    "timm": ("Wightman: PyTorch Image Models. 2019", "https://github.com/huggingface/pytorch-image-models"),
-    "torch": (
-        "Paszke et al.: PyTorch: An Imperative Style, High-Performance Deep Learning Library. NeurIPS 2019",
-        "https://arxiv.org/abs/1912.01703",
-    ),
-}
-WORKS = {name: Citation.read(*work)[0] for name, work in _WORKS.items()}
+WORKS = {name: Citation.read(*work)[0] for name, work in PAPERS["works"].items()}
 """papers that the methods of some studies cite, besides those of changes and tables"""
 
 
