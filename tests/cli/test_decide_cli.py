@@ -48,7 +48,11 @@ def test_a_score_for_each_image_in_any_order(tmp_path, said):
 
 def test_forms_and_settings(tmp_path, said, refused):
     path = written(tmp_path, LINES)
-    for option, sign in (("--markdown", "| dpn | +10."), ("--latex", r"\toprule"), ("--json", '"verdict": "helps"')):
+    for option, sign in (
+        ("--markdown", "| dpn | +10."),
+        ("--latex", r"\begin{tabular}"),
+        ("--json", '"verdict": "helps"'),
+    ):
         assert sign in said("decide", path, option).out
     effect = json.loads(said("decide --base dpn --margin 0.1 --json", path).out)["effects"]["base"]
     assert (effect["verdict"], effect["margin"]) == ("hurts", 0.1)

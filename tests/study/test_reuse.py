@@ -171,7 +171,8 @@ def test_the_reference_is_trained_alone_and_has_no_verdicts(images, tmp_path, ca
     assert answer.to_methods().startswith("Base is mu/4")
     assert "arms=None" in python_call(Study("mu/4", None, str(images), seeds=2).settings, place)
     with pytest.raises(UserError, match="no effects"):
-        answer.to_latex()
+        answer.to_markdown()
+    assert r"\begin{tabular}{@{}lll@{}}" in answer.to_latex()  # arm, score, seeds
     with pytest.raises(UserError, match="one way"):
         Study("mu/4", None, str(images), sweep={"epochs": [1, 2]})
     assert "arms" not in answer.to_methods()

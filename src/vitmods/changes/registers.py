@@ -48,6 +48,19 @@ class Registers(Change):
         if self.trained and "neurons" in self.values():
             raise UserError("registers(neurons=...) is for registers that are not trained: set trained=false too.")
 
+    def describe(self) -> dict[str, str]:
+        if self.trained:
+            return super().describe()
+        facts = {
+            "paper": "Jiang et al.: Vision Transformers Don't Need Trained Registers. NeurIPS 2025",
+            "url": "https://arxiv.org/abs/2506.08010",
+            "published": "",
+        }
+        summary = (
+            "Adds tokens of zeros, on which the neurons that make patches stick out act instead of on the patches."
+        )
+        return super().describe() | facts | {"summary": summary}
+
     @property
     def fills(self) -> frozenset[Slot]:
         places = {Slot.PREFIX_TOKENS, Slot.PREFIX_POSITION}

@@ -70,6 +70,16 @@ class Stem(Change):
         if self.gelu and self.kind != "linear":
             raise UserError("stem(gelu=true) is for kind=linear; hmlp and levit have theirs between the layers.")
 
+    def describe(self) -> dict[str, str]:
+        """Describe this kind instead of the change in general; published numbers and costs are of the table's kinds."""
+        from vitmods.layers.stems import STEMS
+
+        kind = kinds()[self.kind]
+        facts = {"title": f"Stem: {kind.title}", "paper": kind.paper, "url": kind.url}
+        if STEMS.is_from_outside(self.kind):
+            facts |= {"summary": f"Replaces the linear patch projection: {kind.title}.", "published": "", "cost": ""}
+        return super().describe() | facts
+
     def edit(self, config: ViTConfig) -> ViTConfig:
         kind = kinds()[self.kind]
         chosen = _NORMS[self.norm or str(kind.published_norm)]

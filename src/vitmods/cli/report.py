@@ -29,6 +29,7 @@ class Report:
       vitmods report runs/digits-mu3-2 --out answer.pdf     (a figure: the sentence and the intervals; also svg, png)
       vitmods report runs/digits-mu3-2 --copy bibtex > citations.bib
       vitmods report runs/digits-mu3-2 --copy methods
+      vitmods report runs/digits-mu3-2 --paper paper     (table, methods and references for LaTeX)
       vitmods report runs/digits-mu3-2 --reference dpn --out against-dpn.html     (all others against dpn)
     """
 
@@ -39,14 +40,16 @@ class Report:
     folder"""
     reference: str = "base"
     """the arm that all others are compared with"""
+    paper: Path | None = None
+    """write the table, the methods and the references for LaTeX into this folder, and no report"""
     copy: Literal["latex", "markdown", "bibtex", "methods"] | None = None
     """print one text for a paper and write nothing: the table as LaTeX or Markdown, citations of the changes as BibTeX,
     or a paragraph that describes the methods"""
 
     def __post_init__(self) -> None:
         """Raise UserError for options that exclude each other, and for a report of another kind."""
-        if self.copy is not None and self.out is not None:
-            raise UserError("--copy prints and --out writes a file: leave one of the two out.")
+        if sum(option is not None for option in (self.copy, self.out, self.paper)) > 1:
+            raise UserError("--copy prints, --out and --paper write files: give one of them.")
         if self.out is not None and self.out.suffix.lower() not in KINDS:
             raise UserError(f"The report {self.out} must end with {listing(KINDS, 'or')}.")
 
@@ -99,6 +102,10 @@ def main(arguments: Sequence[str]) -> int:
     answer = Answer.load(options.folder, options.reference)
     if options.copy is not None:
         print(getattr(answer, f"to_{options.copy}")())
+        return 0
+    if options.paper is not None:
+        folder = answer.paper(options.paper)
+        print(f"Paper: {named(folder)} (pdflatex main, bibtex main, and pdflatex main twice)")
         return 0
     report = answer.report(options.out)
     print_answer(answer)

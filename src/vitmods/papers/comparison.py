@@ -12,6 +12,7 @@ from rich.text import Text
 
 from vitmods.papers.figure import draw_comparison
 from vitmods.papers.table import TABLES, ComparedArm, Comparison, Published, Table, published
+from vitmods.report.citations import cite
 from vitmods.report.figures import Inliner
 from vitmods.report.page import SECTIONS, Section
 from vitmods.report.templates import templates
@@ -132,4 +133,21 @@ def _papers(answer: Answer) -> list[tuple[str, str]]:
     return [(table.paper.cited, table.paper.url)] if table and table.paper.venue else []
 
 
-SECTIONS.add("comparison", Section("verdicts", _to_html, _to_text, _papers))
+def _published(answer: Answer) -> tuple[dict[tuple[str, str], str], str]:
+    paper = comparison(answer)
+    if paper is None or (study := paper.table.study) is None or not paper.rows:
+        return {}, ""
+    places = {tuple(number.where for number in row.published) for row in paper.rows}
+    labeled = len(places) > 1
+    cells = {}
+    for row in paper.rows:
+        numbers = [number.text.replace("-", "−") + f" ({number.where})" * labeled for number in row.published]
+        cells[row.setting, row.arm] = ", ".join(numbers)
+    table, note = paper.table, paper.note.replace("Differences", "Published differences", 1)
+    unit = f"differences in {table.unit}" * (not study.reference) or table.unit
+    cited = "".join(cite(*reference) for reference in _papers(answer))
+    order = "" if labeled else f", of {'; '.join(*places)}"
+    return cells, f"Paper: {table.paper.title}, {table.where}{cited}: {unit}{order}. {note}"
+
+
+SECTIONS.add("comparison", Section("verdicts", _to_html, _to_text, _papers, _published))

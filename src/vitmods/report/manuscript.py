@@ -1,16 +1,14 @@
-"""What a paper that reports a study takes from it: citations as BibTeX, and a paragraph of methods."""
+"""The methods of a study in sentences for a paper, with its citations."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from vitmods import __version__
 from vitmods.report import text
-from vitmods.report.page import SECTIONS
+from vitmods.report.citations import WORKS, References, cite
 from vitmods.stats.decision import PAIRS, level_of
-from vitmods.stats.tables import tex
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import VIEWS, Answer
 from vitmods.study.arms import BASE
@@ -22,114 +20,43 @@ from vitmods.tasks.classification import Classification
 from vitmods.util.shorthand import split_outside
 from vitmods.util.text import listing, plural, without_place, without_places
 
-VENUES = {
-    "ACL": "Annual Meeting of the Association for Computational Linguistics",
-    "CVPR": "IEEE/CVF Conference on Computer Vision and Pattern Recognition",
-    "ECCV": "European Conference on Computer Vision",
-    "ICCV": "IEEE/CVF International Conference on Computer Vision",
-    "ICLR": "International Conference on Learning Representations",
-    "ICML": "International Conference on Machine Learning",
-    "IWSLT": "International Conference on Spoken Language Translation",
-    "NeurIPS": "Advances in Neural Information Processing Systems",
-    "WACV": "IEEE/CVF Winter Conference on Applications of Computer Vision",
+PRECISIONS = {
+    "32-true": "float32",
+    "bf16-mixed": "bfloat16 with weights in float32",
+    "fp16-mixed": "float16 with weights in float32 and scaled losses",
 }
-JOURNALS = {"TMLR": "Transactions on Machine Learning Research"}
-_PAPER = re.compile(r"(?P<authors>[^:]+?): (?P<title>.+)\. (?:(?P<venue>[^.,]+?) )?(?P<year>\d{4})(?:, .*)?")
-_NEXT = re.compile(r"; (?=[^;:]+: )")
-"""what separates two papers of one change"""
-_SMALL = {"a", "an", "the", "on", "of"}
+INITS = {
+    "timm": "timm's rule: linear maps and positions normal with standard deviation 0.02, biases zero, convolutions "
+    "as in PyTorch",
+    "big_vision": "big_vision's rule: attention and MLP Xavier uniform, the projection of patches LeCun normal, the "
+    "head zero",
+    "beit": "BEiT's rule: weights normal with standard deviation 0.02, cut at one, the last maps of block l divided by "
+    "the square root of 2 l",
+}
 
 
-class Citation(NamedTuple):
-    """A paper as a change names it: `Kumar, Dehghani & Houlsby: Dual PatchNorm. TMLR 2023`, and its address.
-
-    A text of another form is the title of an entry without authors.
-    """
-
-    title: str
-    url: str = ""
-    authors: tuple[str, ...] = ()
-    venue: str = ""
-    year: str = ""
-
-    @classmethod
-    def read(cls, paper: str, url: str) -> list[Citation]:
-        """Read the papers of a change; the address is that of the first."""
-        papers = []
-        for number, part in enumerate(_NEXT.split(paper) if paper else ()):
-            place = "" if number else url
-            if match := _PAPER.fullmatch(part):
-                names = re.split(r", | & ", match["authors"].replace(" et al.", ", others"))
-                papers.append(cls(match["title"], place, tuple(names), match["venue"] or "", match["year"]))
-            else:
-                papers.append(cls(part, place))
-        return papers
-
-    @property
-    def key(self) -> str:
-        """`kumar2023dual`: the first author, the year and the first word of the title."""
-        words = (word for word in re.findall(r"\w+", self.title.lower()) if word not in _SMALL)
-        first = re.sub(r"\W", "", self.authors[0].lower()) if self.authors else ""
-        return f"{first}{self.year}{next(words, '')}" or "untitled"
-
-    @property
-    def short(self) -> str:
-        """`Kumar et al., 2023`; empty without authors."""
-        if not self.authors:
-            return ""
-        first, *others = self.authors
-        several = len(others) > 1 or "others" in others
-        names = f"{first} et al." if several else " & ".join(self.authors)
-        return f"{names}, {self.year}"
-
-    def bibtex(self, key: str) -> str:
-        """Format the entry; `and others` replaces authors that the registered facts leave out."""
-        arxiv = re.search(r"arxiv\.org/abs/([\w.]+)", self.url)
-        kind, fields = "misc", {"title": f"{{{tex(self.title)}}}", "author": tex(" and ".join(self.authors))}
-        if self.venue in JOURNALS:
-            kind, fields["journal"] = "article", JOURNALS[self.venue]
-        elif self.venue:
-            kind, fields["booktitle"] = "inproceedings", tex(VENUES.get(self.venue, self.venue))
-        fields["year"] = self.year
-        if arxiv:
-            fields |= {"eprint": arxiv[1], "archiveprefix": "arXiv"}
-        fields["url"] = self.url.replace("{", "%7B").replace("}", "%7D")
-        lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
-        return "\n".join([f"@{kind}{{{key},", *lines, "}"])
+def paragraphs(answer: Answer) -> list[str]:
+    """Describe how a study was made, from the settings that it really has, with marks where papers are cited."""
+    parts = ((_models, _images), (_training, _tuning, _trials), (_comparison,), (_software,))
+    return [" ".join(sentence for part in paragraph for sentence in part(answer)) for paragraph in parts]
 
 
-def citations(answer: Answer) -> list[Citation]:
-    """List the papers of the changes, by arm, then those of the tables that the study reproduces; each once."""
-    papers = [(change.paper, change.url) for arm in answer.every_arm for change in arm.model.changes]
-    papers += [paper for section in SECTIONS.values() for paper in section.papers(answer)]
-    unique: dict[str, Citation] = {}
-    for citation in (citation for paper, url in papers for citation in Citation.read(paper, url)):
-        unique.setdefault(citation.title.lower(), citation)
-    return list(unique.values())
+def references(answer: Answer) -> References:
+    """Collect the papers of a study."""
+    return References(answer, " ".join(paragraphs(answer)))
+
+
+@VIEWS.register("methods")
+def methods(answer: Answer) -> str:
+    """Describe how a study was made, in one paragraph for a paper."""
+    text = " ".join(paragraphs(answer))
+    return references(answer).render(text, str, lambda key, citation: citation.short)
 
 
 @VIEWS.register("bibtex")
 def bibtex(answer: Answer) -> str:
     """Format the citations of a study and of vitmods itself as BibTeX."""
-    entries, taken = [], dict[str, int]()
-    for citation in citations(answer):
-        count = taken[citation.key] = taken.get(citation.key, 0) + 1
-        entries.append(citation.bibtex(citation.key + ("" if count == 1 else chr(ord("a") + count - 1))))
-    software = {
-        "title": "{vitmods: published design changes for Vision Transformers, compared with paired seeds}",
-        "author": "{The vitmods authors}",
-        "year": answer.created[:4],
-        "version": answer.vitmods or __version__,
-    }
-    lines = [f"  {name} = {{{value}}}," for name, value in software.items()]
-    return "\n\n".join([*entries, "\n".join(["@software{vitmods,", *lines, "}"])])
-
-
-@VIEWS.register("methods")
-def methods(answer: Answer) -> str:
-    """Describe how a study was made, in one paragraph for a paper, from the settings that it really has."""
-    parts = (_models, _images, _training, _tuning, _trials, _comparison, _software)
-    return " ".join(sentence for part in parts for sentence in part(answer))
+    return references(answer).bibtex(answer.vitmods or __version__, answer.created[:4])
 
 
 def _models(answer: Answer) -> Iterator[str]:
@@ -142,8 +69,9 @@ def _models(answer: Answer) -> Iterator[str]:
         parameters = f", {text.count(params).strip()} parameters" if params else ""
         model = f"{name}{parameters}: {size}"
     arms = [arm for arm, _ in text.subjects(answer)]
-    described = listing([_described(arm) for arm in arms])
-    against = "the unchanged model (base)" if answer.base.name == BASE else f"the arm {_described(answer.base)}"
+    cited: set[str] = set()
+    described = listing([_described(arm, cited) for arm in arms])
+    against = "the unchanged model (base)" if answer.base.name == BASE else f"the arm {_described(answer.base, cited)}"
     if arms:
         yield f"We compared {plural(len(arms), answer.headline.label)} with {against}: {described}."
     yield f"{'Base is' if answer.base.name == BASE else 'The unchanged model is'} {model}"
@@ -154,17 +82,17 @@ def _models(answer: Answer) -> Iterator[str]:
         yield f"{models} from the trained weights {without_place(start['source'])}."
     else:
         is_published = any("pretrained=1" in base for base in (answer.base.model.name, *answer.bases))
-        yield f"All models {'started from published' if is_published else 'were trained from random'} weights."
+        rule = INITS.get(str(answer.base.model.config.get("init")), "the rule of their library")
+        drawn = "" if is_published else f", initialized by {rule}"
+        yield f"All models {'started from published' if is_published else 'were trained from random'} weights{drawn}."
 
 
-def _described(arm: ArmAnswer) -> str:
-    """`dpn (Dual PatchNorm; Kumar et al., 2023)`: an arm with the titles and papers of its changes."""
+def _described(arm: ArmAnswer, cited: set[str]) -> str:
+    """`dpn (Dual PatchNorm; [@Dual PatchNorm])`: an arm with the titles of its changes and papers not yet cited."""
     changes = []
     for change in arm.model.changes:
-        cited = [citation.short for citation in Citation.read(change.paper, change.url)]
-        changes.append("; ".join(filter(None, (change.title, *cited))))
-    if "+" in arm.changes and len(changes) > 1:
-        changes = [change.title for change in arm.model.changes]
+        changes.append(change.title + cite(change.paper) * (change.paper not in cited))
+        cited.add(change.paper)
     if arm.changes and arm.changes != arm.name and not arm.changes.startswith("python("):
         changes.insert(0, f"`{without_places(arm.changes)}`")
     if arm.recipe:
@@ -221,14 +149,12 @@ def _images(answer: Answer) -> Iterator[str]:
 _TERMS = {
     "adamw": "AdamW",
     "bce": "binary cross-entropy",
-    "bf16-mixed": "bfloat16 arithmetic",
     "cutmix": "CutMix with α",
     "clip_norm": "gradients clipped at norm",
     "drop_path": "stochastic depth",
     "ema": "an average of the weights, which was evaluated, with decay",
     "erasing": "random erasing with probability",
     "flip": "horizontal flips with probability",
-    "fp16-mixed": "float16 arithmetic with scaled losses",
     "lr": "learning rate",
     "mixup": "mixup with α",
     "pad": "random crops after padding",
@@ -281,17 +207,20 @@ def _training(answer: Answer) -> Iterator[str]:
     is_warmup_fixed = has_same_steps and not any(name.startswith("warmup") for name in varied)
     decay += f" after {plural(round(warmup), 'step')} of linear warm-up" if warmup and is_warmup_fixed else ""
     settings = ", ".join(f"{_term(name)} {show_value(value)}" for name, value in values.items() if name not in varied)
-    yield f"We used {_TERMS.get(optimizer['name'], optimizer['name'].upper())} ({settings}) with {decay}."
+    paper = f" ({WORKS['adamw'].mark})" * (optimizer["name"] == "adamw")
+    yield f"We used {_TERMS.get(optimizer['name'], optimizer['name'].upper())}{paper} with {settings} and {decay}."
     regularization = [f"the {_term(recipe['loss']['name'])} loss"] * (classifies and "loss" not in ignored)
     regularization += used("loss", "optimizer", "model")
     if recipe["ema"] and "ema" not in ignored:
         regularization.append(f"{_TERMS['ema']} {recipe['ema']:g}")
-    regularization += [_TERMS[name] for name in (recipe["precision"],) if name in _TERMS]
     if regularization:
         yield f"Training used {listing(regularization)}."
     crops = [_TERMS.get(crop, f"{_term(crop)} crops")] * (crop != "none" and "crop" not in ignored)
     augmentations = listing([*crops, *used("augment")])
     yield f"Images were augmented by {augmentations}." if augmentations else "Images were not augmented."
+    if ignored.isdisjoint({"mean", "std"}):
+        mean, std = (", ".join(f"{value:g}" for value in recipe["augment"][name]) for name in ("mean", "std"))
+        yield f"Pixels from 0 to 1 were normalized with mean {mean} and standard deviation {std}."
     if recipe["train"] != "all":
         trained = listing(split_outside(recipe["train"], "+"))
         yield f"Only {trained} and the head were trained; other weights were frozen."
@@ -370,7 +299,7 @@ def _comparison(answer: Answer) -> Iterator[str]:
             "Their levels account for repeated analyses, so that at most 5 % of studies make a false claim at any of "
             "them."
         )
-    yield f"{_scope(answer)}."
+    yield from _statistics(answer)
     margin = f"{answer.margin:g}{unit}"
     low, high = ("low", "high") if metric.higher_is_better else ("high", "low")
     yield (
@@ -394,20 +323,60 @@ def _scope(answer: Answer) -> str:
     """Say what the intervals generalize to."""
     decision, effects = answer.decision, answer.headline.effects.values()
     if decision.overlap:
-        return "They hold for new seeds, other training sets and other images from the same source"
+        return "The intervals hold for new seeds, other training sets and other images from the same source"
     if text.on_new_images(answer):
         unit = "groups of test images" if any(effect.grouped for effect in effects) else "test images"
-        return f"They hold for new seeds and new images from the same source: seeds and {unit} are random samples"
+        return (
+            f"The intervals hold for new seeds and new images from the same source: seeds and {unit} are random samples"
+        )
     why = "" if decision.generalize == "seeds" else ", since the metric does not have a score for each image"
-    return f"They hold for new seeds on these test images only{why}"
+    return f"The intervals hold for new seeds on these test images only{why}"
+
+
+def _statistics(answer: Answer) -> Iterator[str]:
+    """Say how intervals are computed, and what they do and do not cover."""
+    dunnett, sidak, satterthwaite, nadeau = (
+        WORKS[name].mark for name in ("dunnett", "sidak", "satterthwaite", "nadeau")
+    )
+    if max(effect.family for effect in answer.headline.effects.values()) > 1:
+        yield (
+            "Seeds are blocks, the variance of each arm is drawn to the common one, and critical values of Student's t "
+            f"hold for all effects at once, by Dunnett's method for arms against one base ({dunnett}) and by Šidák's "
+            f"inequality otherwise ({sidak})."
+        )
+    else:
+        yield "Over seeds the interval is that of the paired t test."
+    if answer.decision.overlap:
+        yield f"The variance is corrected for trainings that share images ({nadeau})."
+    elif text.on_new_images(answer):
+        yield (
+            "Test images enter by crossed random effects of seeds and images, whose degrees of freedom are approximate "
+            f"({satterthwaite})."
+        )
+    yield f"{_scope(answer)}."
+    sets = "training sets that matter more than seeds do" if answer.decision.overlap else "training sets or splits"
+    tuned = ", and take the tuned values as given" * bool(answer.tuned)
+    yield (
+        f"They do not cover other {sets}, recipes, sizes of models and data sets, nor failures so rare that no trial "
+        f"shows them{tuned}."
+    )
 
 
 def _software(answer: Answer) -> Iterator[str]:
     """Name the versions and the device."""
-    environment = answer.environment
+    environment, precision = answer.environment, answer.settings["recipe"]["precision"]
     packages = environment.get("packages", {})
-    titles = {"torch": "PyTorch", "torchvision": "torchvision", "timm": "timm"}
-    versions = [f"{title} {packages[name]}" for name, title in titles.items() if name in packages]
+    titles = {
+        "torch": f"PyTorch {{}} ({WORKS['torch'].mark})",
+        "torchvision": "torchvision {}",
+        "timm": f"timm {{}} ({WORKS['timm'].mark})",
+        "numpy": "NumPy {}",
+    }
+    versions = [title.format(packages[name]) for name, title in titles.items() if name in packages]
+    versions += [f"Python {environment['python']}"] if "python" in environment else []
+    yield f"We used vitmods {answer.vitmods}{f' with {listing(versions)}' if versions else ''}."
     device = environment.get("device_name") or environment.get("device")
+    threads = environment.get("threads") if environment.get("device") == "cpu" else None
     place = f" on {device}" if device else ""
-    yield f"We used vitmods {answer.vitmods}{f' with {listing(versions)}' if versions else ''}{place}."
+    place += f" with {plural(threads, 'thread')}" if threads else ""
+    yield f"Models were trained in {PRECISIONS.get(precision, precision)}{place}."

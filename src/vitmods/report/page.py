@@ -62,12 +62,14 @@ class Section:
     html: returns markup for the page; the Inliner inlines its figures.
     text: returns renderables of rich for a terminal.
     papers: returns (paper, url) of the papers to cite, in the form of `Change.paper`.
+    published: returns what they print, for a column of the table of LaTeX: (heading, arm) -> text; and a note on it.
     """
 
     after: Literal["verdicts", "models"]
     html: Callable[[Answer, Inliner], str]
     text: Callable[[Answer], list[Any]] = lambda answer: []
     papers: Callable[[Answer], list[tuple[str, str]]] = lambda answer: []
+    published: Callable[[Answer], tuple[Mapping[tuple[str, str], str], str]] = lambda answer: ({}, "")
 
 
 SECTIONS: Registry[Section] = Registry("report section", "vitmods.papers.comparison", "vitmods.analysis.gallery")

@@ -99,7 +99,7 @@ class Decision:
         return tables.markdown(list(self.effects.values()), self.summary())
 
     def to_latex(self) -> str:
-        """A `tabular` with the rules of booktabs."""
+        """A `tabular` for a paper, no wider than a column."""
         return tables.latex(list(self.effects.values()))
 
     def to_pandas(self) -> Any:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from vitmods.stats.verdict import Effect, Verdict
+from vitmods.util.latex import tabular
 
 HEADER = ("arm", "effect", "95 % interval", "verdict", "on these images", "seeds", "sd ratio")
 
@@ -51,12 +52,8 @@ def as_html(effects: Sequence[Effect], notes: Sequence[str] = ()) -> str:
 
 
 def latex(effects: Sequence[Effect]) -> str:
-    """A `tabular` with the rules of booktabs."""
-    header, *body = [
-        " & ".join(tex(cell) for cell in row) + r" \\" for row in (_header(effects), *rows(effects))
-    ]  # fmt: skip
-    lines = [r"\begin{tabular}{lrllrrr}", r"\toprule", header, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
-    return "\n".join(lines)
+    """A `tabular` that fits a column."""
+    return tabular(_header(effects), rows(effects))
 
 
 def verdict_cell(effect: Effect) -> str:
@@ -99,19 +96,3 @@ def signed(value: float, digits: int = 2) -> str:
 def _header(effects: Sequence[Effect]) -> tuple[str, ...]:
     unit = effects[0].shown_unit if effects else ""
     return tuple(f"{cell} ({unit})" if cell == "effect" and unit else cell for cell in HEADER)
-
-
-_TEX: dict[str, str | int | None] = {
-    **{character: f"\\{character}" for character in "%_&#${}"},
-    "\\": r"\textbackslash{}",
-    "^": r"\^{}",
-    "~": r"\textasciitilde{}",
-    "−": "$-$",
-    "±": r"$\pm$",
-    "–": "--",
-}
-
-
-def tex(text: str) -> str:
-    """Escape text for LaTeX."""
-    return text.translate(str.maketrans(_TEX))

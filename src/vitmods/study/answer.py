@@ -69,7 +69,7 @@ class Running:
 
 
 VIEWS: Registry[Callable[..., Any]] = Registry("view of an answer", "vitmods.report")
-"""text, bibtex, methods: Answer -> str; html: (Answer, path or None) -> path of the report"""
+"""text, latex, bibtex, methods: Answer -> str; html, paper: (Answer, where to, or None) -> path of what was written"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -237,8 +237,8 @@ class Answer:
         return self._table.to_markdown()
 
     def to_latex(self) -> str:
-        """Format the effects as a `tabular` with the rules of booktabs."""
-        return self._table.to_latex()
+        """Format each question as a table that fits a column: base, scores, effects, verdicts, costs, and a caption."""
+        return str(VIEWS["latex"](self))
 
     def to_bibtex(self) -> str:
         """Format the papers of the changes and of the reproduced table, and vitmods itself, as BibTeX."""
@@ -295,6 +295,12 @@ class Answer:
                 raise
             warnings.warn(f"{error} The report is of what results.json would hold.", stacklevel=2)
         return VIEWS["html"](self, path)
+
+    def paper(self, folder: str | Path) -> Path:
+        """Write what a paper in LaTeX needs to a folder, which it returns: table.tex, methods.tex, refs.bib, and
+        main.tex, which shows them, if there is none. Raises UserError rather than replace files of others."""
+        written: Path = VIEWS["paper"](self, folder)
+        return written
 
 
 def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = None, reference: str = BASE) -> Answer:

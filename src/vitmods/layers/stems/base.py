@@ -70,6 +70,9 @@ class Stem(nn.Module):
     """Name of the layer that reads the images."""
     title: ClassVar[str]
     """name in drawings"""
+    paper: ClassVar[str] = ""
+    """where it was published, in the form of ``Change.paper``, with its address ``url``; a subclass has its own"""
+    url: ClassVar[str] = ""
     inner: ClassVar[bool] = False
     """whether it has several layers, with ``inner_norm`` between them"""
     around: ClassVar[bool] = False
@@ -79,6 +82,9 @@ class Stem(nn.Module):
     published_norm: ClassVar[str | None] = "none"
     """the norm that it was published with, "batch", "layer" or "none"; None where the change ``stem`` does not offer
     it, because the patch side goes with it"""
+
+    def __init_subclass__(cls) -> None:
+        cls.paper, cls.url = vars(cls).get("paper", ""), vars(cls).get("url", "")
 
     @classmethod
     def check(cls, embed_dim: int, patch_size: tuple[int, int]) -> None:

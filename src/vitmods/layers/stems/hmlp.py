@@ -37,6 +37,8 @@ class HMLPStem(ConvolutionStem):
     """
 
     title, inner, published_norm = "hMLP", True, "batch"
+    paper = "Touvron et al.: Three things everyone should know about Vision Transformers. ECCV 2022, section 5"
+    url = "https://arxiv.org/abs/2203.09795"
 
     @classmethod
     def check(cls, embed_dim: int, patch_size: tuple[int, int]) -> None:

@@ -36,6 +36,8 @@ class LeViTStem(ConvolutionStem):
 
     patch_wise = False
     title, inner, published_norm = "LeViT convolutions", True, "batch"
+    paper = "Graham et al.: LeViT: a Vision Transformer in ConvNet's Clothing for Faster Inference. ICCV 2021"
+    url = "https://arxiv.org/abs/2104.01136"
 
     @classmethod
     def check(cls, embed_dim: int, patch_size: tuple[int, int]) -> None:

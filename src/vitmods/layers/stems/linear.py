@@ -20,6 +20,11 @@ class LinearStem(Stem):
     """
 
     title, around = "linear", True
+    paper = (
+        "Dosovitskiy et al.: An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale. "
+        "ICLR 2021; Touvron et al.: Three things everyone should know about Vision Transformers. ECCV 2022, Table 7"
+    )
+    url = "https://arxiv.org/abs/2010.11929"
     proj: nn.Conv2d
 
     def __init__(

@@ -39,6 +39,8 @@ class LocalTransformerStem(Stem):
     proj: nn.Linear
     first_layer = "embed"
     title = "local transformer"
+    paper = "Han et al.: Transformer in Transformer. NeurIPS 2021"
+    url = "https://arxiv.org/abs/2103.00112"
 
     @classmethod
     def check(cls, embed_dim: int, patch_size: tuple[int, int]) -> None:

@@ -18,6 +18,8 @@ class TokenStem(Stem):
     """
 
     title, patch_wise, sequences, published_norm = "table of tokens", False, True, None
+    paper = "Tay et al.: Long Range Arena: A Benchmark for Efficient Transformers. ICLR 2021"
+    url = "https://arxiv.org/abs/2011.04006"
     proj: nn.Embedding
 
     def __init__(self, size: StemSize, bias: bool = False, norm_layer: NormFactory | None = None) -> None:

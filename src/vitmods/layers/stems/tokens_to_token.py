@@ -29,6 +29,8 @@ class TokensToTokenStem(LinearStem):
     patch_wise = False
     first_layer = "first.qkv"
     title, around, published_norm = "tokens to token", False, None
+    paper = "Yuan et al.: Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet. ICCV 2021"
+    url = "https://arxiv.org/abs/2101.11986"
 
     @classmethod
     def check(cls, embed_dim: int, patch_size: tuple[int, int]) -> None:
