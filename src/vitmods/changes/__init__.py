@@ -2,9 +2,10 @@
 
 from vitmods.changes.base import REGISTRY, Change, Preserves, Weights
 from vitmods.changes.compose import conflicts
+from vitmods.changes.controls import CONTROLS
 from vitmods.changes.parse import parse_changes
 
-__all__ = ["REGISTRY", "Change", "Preserves", "Weights", "conflicts", "parse_changes"]
+__all__ = ["CONTROLS", "REGISTRY", "Change", "Preserves", "Weights", "conflicts", "parse_changes"]
 
 
 def __getattr__(name: str) -> type[Change]:

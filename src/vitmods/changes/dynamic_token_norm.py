@@ -10,6 +10,7 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.slots import FirstBlocks, NormConfig, Slot
 from vitmods.ops.token_mixing import TokenMixing
 from vitmods.util.errors import UserError
+from vitmods.util.text import plural
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,14 @@ class DynamicTokenNorm(Change, TokenMixing):
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
         return carry_positions(weights, old)
+
+    def advice(self, config: ViTConfig) -> str:
+        if config.num_heads >= 4 or self.kernel == "uniform" or self.trade_off == 1:
+            return ""
+        return (
+            f"with {plural(config.num_heads, 'head')} its kernels begin at a single offset; the paper's models have "
+            "four heads or more, 2 x 2 kernels and more: T*/P is as large as Ti/P and has four (--base T*/P)."
+        )
 
     def insertions(self, parts: Parts) -> list[Insertion]:
         return [Swap()]

@@ -24,7 +24,7 @@ class Placement(Change):
     - pre+post: both.
 
     (pre, pre) is the usual ViT. The norms keep the kind and eps that the model has. The final norm is dropped where
-    the last operation of the last block is a norm already, and kept otherwise.
+    the last operation of the last block is a norm already, unless ``keep_final``, and kept otherwise.
     """
 
     name = "placement"
@@ -42,6 +42,7 @@ class Placement(Change):
     attn: Place = "pre"
     mlp: Place = "pre"
     reading: Literal["residual", "branch"] = "residual"
+    keep_final: bool = False
 
     def __post_init__(self) -> None:
         for name in ("attn", "mlp"):
@@ -62,7 +63,7 @@ class Placement(Change):
 
     @property
     def adds_norms(self) -> bool:
-        keeps_final = self.reading == "branch" or self.mlp == "pre"
+        keeps_final = self.reading == "branch" or self.mlp == "pre" or self.keep_final
         return keeps_final and "pre" in self.attn and "pre" in self.mlp
 
     def edit(self, config: ViTConfig) -> ViTConfig:
@@ -72,7 +73,7 @@ class Placement(Change):
             )
         norm = _kind(config)
         attn, mlp = self._place(config.attn, self.attn, norm), self._place(config.mlp, self.mlp, norm)
-        final = None if mlp.after else (config.final_norm or norm)
+        final = None if mlp.after and not self.keep_final else (config.final_norm or norm)
         return config.with_(attn=attn, mlp=mlp, final_norm=final)
 
     def _place(self, branch: BranchConfig, place: Place, norm: NormConfig) -> BranchConfig:

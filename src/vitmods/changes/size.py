@@ -16,7 +16,8 @@ class Size(Change):
     """A ViT of another size: ``depth`` blocks or ``deeper`` times as many, ``width`` channels or ``wider`` times as
     many, ``heads``. Weights are kept unless the width changes.
 
-    The MLP stays as many times as wide as the tokens. Without ``heads`` the channels of a head stay as they are, and
+    The MLP stays as many times as wide as the tokens, or has ``mlp`` hidden channels. Without ``heads`` the channels of
+    a head stay as they are, and
     the heads follow the width. Half the width and four times the depth, ``size(wider=0.5,deeper=4)``, is S48/16 of B/16
     (Three Things, Table 3). Parallel branches stay: the depth counts their blocks one after another.
 
@@ -42,10 +43,13 @@ class Size(Change):
     width: int | None = None
     wider: float | None = None
     heads: int | None = None
+    mlp: int | None = None
 
     def __post_init__(self) -> None:
         if not self.values():
-            raise UserError("size(...) without a number changes nothing: give depth, deeper, width, wider or heads.")
+            raise UserError(
+                "size(...) without a number changes nothing: give depth, deeper, width, wider, heads or mlp."
+            )
         for name, value in self.values().items():
             if not 0 < value < 2**31:
                 raise UserError(f"size({name}=...) is a positive number, got {value}.")
@@ -56,7 +60,7 @@ class Size(Change):
     @property
     def preserves(self) -> Preserves:
         """``weights`` where the width stays: every weight is carried, except those of removed blocks."""
-        return "weights" if self.width is None and self.wider is None else "nothing"
+        return "weights" if self.width is None and self.wider is None and self.mlp is None else "nothing"
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         depth = self._whole("blocks", config.unrolled.depth, self.depth, self.deeper)
@@ -67,7 +71,7 @@ class Size(Change):
         heads = self.heads or self._whole("heads", width, None, 1 / head)
         if self.heads and width % heads:
             raise UserError(f"'{self}': {heads} heads do not divide {width} channels.")
-        mlp = self._whole("channels of the MLP", config.mlp_dim, None, width / config.embed_dim)
+        mlp = self._whole("channels of the MLP", config.mlp_dim, self.mlp, width / config.embed_dim)
         head_dim = head if config.head_dim is not None and not self.heads else None
         return config.with_(
             depth=depth // config.parallel, embed_dim=width, num_heads=heads, mlp_dim=mlp, head_dim=head_dim
@@ -81,12 +85,12 @@ class Size(Change):
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
         """Carry all weights if the width stays, except those of removed blocks."""
-        if old.embed_dim != new.embed_dim:
+        if (old.embed_dim, old.mlp_dim) != (new.embed_dim, new.mlp_dim):
             return {}
         return {name: value for name, value in weights.items() if _block(name) < new.depth}
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
-        if old.embed_dim != new.embed_dim:
+        if (old.embed_dim, old.mlp_dim) != (new.embed_dim, new.mlp_dim):
             return ("*",)
         return tuple(f"blocks.{index}.*" for index in range(new.depth, old.depth))
 

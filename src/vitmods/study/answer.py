@@ -9,7 +9,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from vitmods.study.arms import BASE
 from vitmods.study.cells import Trial
 from vitmods.study.doubts import outcome_doubts, planning_doubts
 from vitmods.study.grid import mean_of, show_value
-from vitmods.study.questions import Look, Question, confirmation, looks, spare_trials
+from vitmods.study.questions import Look, Question, confirmation, looks, remarks_on_controls, spare_trials
 from vitmods.study.results import (
     ArmAnswer,
     BaseCost,
@@ -318,7 +318,10 @@ def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = N
     taken = tuple(looks(state))
     records, curves = with_curves(state, _without_spare(state, taken))
     decision, questions = settings.design.questions(state, taken, reference)
-    headline, costs = next(iter(questions.values())), _costs(folder, settings, reference)
+    (first_name, headline), costs = next(iter(questions.items())), _costs(folder, settings, reference)
+    if headline.against:
+        remarks = remarks_on_controls(settings.arms, models[BASE].config, decision)
+        questions[first_name] = headline = replace(headline, remarks={**headline.remarks, **remarks})
     base_cost, arm_costs = costs[first] if "base" not in first.to_dict() else (None, {})
     arms = {
         arm.name: arm_answer(state, models[arm.name], records, arm, decision, arm_costs) for arm in settings.every_arm

@@ -17,11 +17,13 @@ from torch import nn
 from vitmods.adapters.files import cached_checkpoints
 from vitmods.adapters.running import tensors_of
 from vitmods.adapters.transfer import evaluating
+from vitmods.changes.controls import controls
 from vitmods.finetune.adapters import has_adapters
 from vitmods.finetune.blended import BlendedNorms, owners_of_new_norms
 from vitmods.finetune.roles import ALL, TrainedPart
 from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm
+from vitmods.model.config import ViTConfig
 from vitmods.model.names import MODELS, parse_name
 from vitmods.model.vit import ViT
 from vitmods.recipes.recipe import ModelSettings
@@ -64,6 +66,7 @@ FIRST_IMAGES, VAL_IMAGES, KEPT = 32, 256, 1e-4  # of what an arm changes before 
 MANY_TRIALS = 10**6  # above any number of workers
 MOST_ON_CLUSTER = 32  # Slurm jobs; Ray reports its own capacity
 MOST_ON_GPU = 4  # trials; more wait for each other
+FEW_ARMS = 4  # to which controls are proposed
 PHOTOGRAPH = 64
 TRAINED = {
     "Ti": "vit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224",
@@ -268,6 +271,7 @@ def _survey(
             *few_images(base_cell, dataset),
             *_seen(settings, dataset),
             *_read(settings),
+            *_without_controls(settings, base),
         ):
             points_by_notice.setdefault(notice, []).append(str(point))
     notices = tuple(
@@ -449,11 +453,34 @@ def _read(settings: Settings) -> list[str]:
     return [f"Base and all arms are built as vitmods ViTs, so that costs compare the changes alone: {reason}"]
 
 
+def _without_controls(settings: Settings, base: Base) -> Iterator[str]:
+    """Propose the controls that a study of few arms lacks (`vitmods.changes.controls`)."""
+    if not isinstance(base, ViTConfig) or len(settings.arms) > FEW_ARMS:
+        return
+    there = {edit for arm in settings.arms for edit in arm.changes if len(arm.changes) == 1}
+    missing: dict[str, list[str]] = {}
+    for arm in settings.arms:
+        for brings, name, change in controls(arm.changes, base):
+            if change not in there:
+                missing.setdefault(f"{brings}, which the arm {name}={change} tells apart", []).append(arm.name)
+    for text, names in missing.items():
+        verb = "brings" if len(names) == 1 else "bring"
+        yield f"{listing(names)} also {verb} {text}. Without it a verdict is on both together (docs/controls.md)."
+
+
 def trained_weights(settings: Mapping[str, Any]) -> str:
     """Return timm's name of weights that suit a study's base and images; empty without any, or if it has weights."""
     base, sides = settings["base"], settings["img_size"]
     photographs = settings["in_chans"] == 3 and min(sides) >= PHOTOGRAPH
-    if "start" in settings or not photographs or not isinstance(base, str) or is_foreign(base) or base in MODELS:
+    if (
+        "start" in settings
+        or not photographs
+        or not isinstance(base, str)
+        or is_foreign(base)
+        or "?" in base
+        or base in MODELS
+        or base.startswith("ViT5-")
+    ):
         return ""
     size, *shape, _ = parse_name(base)
     if size == "mu" and TASKS[settings["task"]].uses_head:

@@ -7,15 +7,16 @@ alone, so a study that was killed or extended has the same ones. Which questions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from vitmods.stats.decision import Decision
+from vitmods.stats.decision import Decision, Pair
 from vitmods.stats.factorial import Factorial
 from vitmods.stats.sample_size import Forecast, forecast
+from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
-from vitmods.study.arms import BASE
+from vitmods.study.arms import BASE, Arm
 from vitmods.study.cells import Trial
 from vitmods.study.grid import AS_IS, Point
 from vitmods.study.state import HIDDEN, StudyState
@@ -155,6 +156,32 @@ class Question:
         notes = (*self.notes, *filter(None, [self.predicts]))
         cleared: dict[str, Any] = {"best": (), "ruled_out": (), "pairs": {}, "look": self.facts[0]}
         return replace(of_arms, effects=self.effects, family=len(self.effects), notes=notes, **cleared)
+
+
+def remarks_on_controls(arms: Iterable[Arm], base: Mapping[str, Any], decision: Decision) -> dict[str, str]:
+    """Say of each arm what it brings along besides its idea, and how it compares with the arm that has only that.
+
+    base: the config of base's model, as study.json has it; of another library's model there is nothing to say.
+    """
+    from vitmods.changes.controls import controls
+    from vitmods.model.config import ViTConfig
+
+    if "modules" in base or decision.base != BASE:
+        return {}
+    config, alone = ViTConfig.from_dict(base), {arm.changes[0]: arm.name for arm in arms if len(arm.changes) == 1}
+    remarks = {}
+    for arm in arms:
+        for brings, _, change in controls(arm.changes, config):
+            control = alone.get(change)
+            pair = decision.pairs.get((arm.name, control)) if control else None
+            if pair is None and control and (other := decision.pairs.get((control, arm.name))):
+                pair = Pair(-other.effect, -other.high, -other.low)
+            text = f"it also brings {brings}, which {control or 'no arm'} tells apart"
+            if pair is not None:
+                ends = f"[{signed(pair.low)}, {signed(pair.high)}]"
+                text += f": against {control} {signed(pair.effect)} {ends}, over all pairs"
+            remarks[arm.name] = text
+    return remarks
 
 
 def arms_question(decision: Decision) -> Question:
