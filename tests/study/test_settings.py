@@ -46,13 +46,14 @@ def test_arms_come_as_a_mapping_too_and_base_is_left_out():
 
 
 def test_a_line_up_becomes_its_arms():
-    names = ["batch", "instance", "group", "switchable", "scale", "power", "dtn", "rms"]
+    names = ["batch", "instance", "group", "switchable", "scale", "power", "dtn", "rms", "late"]
     arms = make_arms("norms")
     assert [arm.name for arm in arms] == names
     assert arms == make_arms(["norms"]) == make_arms([" norms "]) == make_arms("paper:dtn-table3")
-    assert arms[-1].changes == (Norm("rms", exact=False),)  # the exact one begins as the base's own function
-    assert {arm.name: arm.changes[0].kind for arm in arms if arm.name != "dtn"} == {n: n for n in names if n != "dtn"}
-    assert arms[-2].changes == (DynamicTokenNorm(),)
+    assert arms[-2].changes == (Norm("rms", exact=False),)  # the exact one begins as the base's own function
+    others = set(names) - {"dtn", "late"}
+    assert {arm.name: arm.changes[0].kind for arm in arms if arm.name in others} == {n: n for n in others}
+    assert [arms[i].changes for i in (-3, -1)] == [(DynamicTokenNorm(),), (DynamicTokenNorm(trade_off=1.0),)]
     assert [arm.name for arm in make_arms(["dpn", "norms", "post=postnorm"])] == ["dpn", *names, "post"]
 
 

@@ -14,7 +14,6 @@ from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.placement import Placement
 from vitmods.changes.size import Size
 from vitmods.model.config import ViTConfig
-from vitmods.model.flops import count_macs
 
 if TYPE_CHECKING:
     from vitmods.study.arms import Edit
@@ -44,6 +43,8 @@ def _with_final_norm(change: Placement, config: ViTConfig) -> tuple[str, Change]
 
 def _as_costly(change: Change, config: ViTConfig) -> tuple[str, Change] | None:
     """A wider MLP with as many multiply-adds more."""
+    from vitmods.model.flops import count_macs  # imports torch
+
     more, wider = count_macs(change.edit(config)) - count_macs(config), replace(config, mlp_dim=2 * config.mlp_dim)
     if config.mlp_kind != "mlp" or more < LEAST * count_macs(config):
         return None

@@ -71,7 +71,15 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Show, arguments, "recipe show")
     from vitmods.model.config import ViTConfig
     from vitmods.recipes import evidence
-    from vitmods.recipes.registry import architecture, check_agree, network, parse_recipe, split_recipe, usual_model
+    from vitmods.recipes.registry import (
+        Evidence,
+        architecture,
+        check_agree,
+        network,
+        parse_recipe,
+        split_recipe,
+        usual_model,
+    )
     from vitmods.recipes.schedule import LENGTHS, WARMUPS, lr_at, overridden, resolve
 
     # Options are arguments of the recipe's function, or fields of the recipe where the function lacks them.
@@ -90,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     facts["learning_rates"] = {f"{part} %": lr_at(length, length.steps * part // 100) for part in (0, 10, 50, 100)}
     known, base = evidence(name), network(model, options.recipe)
     words = ["vitmods", "train", "--data", "path/to/images", "--base", base, "--recipe", options.recipe]
-    words += ["--task", known.task] if known.task != "classification" else []
+    words += ["--task", known.task] if known.task != Evidence.task else []
     words += [
         word for key, value in values.items() if key != "model" for word in (f"--{key.replace('_', '-')}", str(value))
     ]
