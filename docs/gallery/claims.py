@@ -34,11 +34,11 @@ Our studies are small: digits and photographs of 8 to 64 px, models of a few blo
 | not seen here | it excludes the smallest published effect |
 | too wide to test | it does neither, or its half-width is more than twice the largest published effect |
 | other conditions | every study breaks a condition of the claim: effects are shown and do not count |
-| not run | no study of the gallery tests the claim; the reason is given |
+| not run | no study of the gallery tests the claim, or none that can be recomputed; the reason is given |
 
 A claim with a published size holds where its tables measured it: data, patches, depth, heads, recipe. One without a
 size holds where its sentence says; of Dual PatchNorm also with the patches of its paper alone, 16 and 32 px. A study
-that breaks a condition does not count.
+that breaks a condition does not count, and neither does one whose [scores](gallery.md#check-it-yourself) were not kept.
 
 The interval is that of all studies that count. Those of one data set may share trials and are one effect, no more
 certain than if they shared all; two data sets are weighted by precision and stand for themselves alone; of three or
@@ -56,7 +56,8 @@ def studies_of(gallery: Path = GALLERY) -> dict[str, dict[str, Any]]:
     for path in sorted(gallery.glob("*.json")):
         facts = json.loads(path.read_text(encoding="utf-8"))
         numbers = {arm: _numbers(text) for arm, text in {**facts["effects"], **facts.get("further", {})}.items()}
-        kept = {name: facts[name] for name in ("title", "command", "date", "machine", "metric", "facts")}
+        kept = {name: facts[name] for name in ("title", "command", "date", "machine", "metric", "seeds", "facts")}
+        kept |= {"scores": (gallery / "scores" / path.name).exists()}
         entries[path.stem] = kept | {"effects": {arm: values for arm, values in numbers.items() if values}}
     return entries
 
@@ -90,9 +91,9 @@ def _entry(paper: str, claim: Claim) -> str:
         lines.append(f"  - Holds for: {claim.conditions}.")
     if claim.proof:
         lines.append(f"  - Proof: `{claim.proof}`.")
-    if sum(not found.broken for found in claim.evidence) > 1:
+    if sum(found.counts for found in claim.evidence) > 1:
         lines.append(f"  - Together: {'; '.join(map(str, claim.together))}.")
-    for found in sorted(claim.evidence, key=lambda found: bool(found.broken)):
+    for found in sorted(claim.evidence, key=lambda found: not found.counts):
         link = f"[{found.study.title}](gallery.md#{found.study.anchor})"
         lines.append(f"  - {link}: {found.outcome}. {'; '.join(map(str, found.effects))}.")
     if claim.why:
