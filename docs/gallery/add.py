@@ -2,8 +2,8 @@
 
 An entry is an image for wide screens and one for phones, NAME.svg and NAME-narrow.svg, its facts, NAME.json, the scores
 that anyone can recompute its intervals from, scores/NAME.json (see scores.py), and the results that its report is made
-from when the site is built, NAME.tar.xz (see stored.py), all from the study's folder. The page, docs/gallery.md, is made from the facts of all entries, sorted by `order`, then by name; without RUN only the
-page is rewritten.
+from when the site is built, NAME.tar.xz (see stored.py), all from the study's folder. The page, docs/gallery.md, is
+made from the facts of all entries, sorted by `order`, then by name; without RUN only the page is rewritten.
 
 A study can test claims of the papers: name it in `tests` of a claim in src/vitmods/papers/tables/*.toml, then run
 `python docs/gallery/claims.py`. Its facts, such as patches, depth and data, say which claims it can test. Its data set
@@ -41,8 +41,8 @@ site was built.
 """
 CHECK = """## Check it yourself
 
-The scores of an entry are in [docs/gallery/scores](gallery/scores), for each trial and test image: right or wrong, as packed bits. A script of numpy and
-scipy alone makes the intervals again, and the statuses of the [claims](claims.md) that they decide:
+The scores of an entry are in `docs/gallery/scores`, for each trial and test image: right or wrong, as packed bits. A
+script of numpy and scipy alone makes the intervals again, and the statuses of the [claims](claims.md) that they decide:
 
 ```sh
 python docs/gallery/recompute.py

@@ -18,6 +18,7 @@ from scipy import optimize, special
 HERE = Path(__file__).resolve().parent
 TABLES, PAGE = HERE.parents[1] / "src/vitmods/papers/tables", HERE.parent / "claims.md"
 Z, Z_WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
+U, U_WEIGHTS = np.polynomial.legendre.leggauss(200)
 TOLERANCE = 0.01
 
 
@@ -33,16 +34,16 @@ def scores_of(study, setting, arm, seed):
     return np.unpackbits(np.frombuffer(content, "u1"))[:m] * 1.0 if is_bits else np.frombuffer(content, "<f8")
 
 
-def critical(k, df, alpha, rho):
-    """The critical value of k contrasts that hold together."""
+def critical(df, k, alpha, rho):
+    """The critical value of k contrasts that hold together, with the correlation rho."""
     if k == 1:
         return special.stdtrit(df, 1 - alpha / 2)
-    s = np.sqrt(2 * special.gammaincinv(df / 2, (np.arange(1000) + 0.5) / 1000) / df)
+    s = np.sqrt(2 * special.gammaincinv(df / 2, (1 + U) / 2) / df)
     shift, scale = np.sqrt(rho) * Z[:, None], np.sqrt(1 - rho)
 
     def excess(c):
         inside = special.ndtr((c * s - shift) / scale) - special.ndtr((-c * s - shift) / scale)
-        return 1 - Z_WEIGHTS @ (inside**k).mean(1) / Z_WEIGHTS.sum() - alpha
+        return 1 - Z_WEIGHTS @ inside**k @ U_WEIGHTS / 2 / Z_WEIGHTS.sum() - alpha
 
     return optimize.brentq(excess, 0.5, 500)
 
@@ -64,10 +65,10 @@ def spread(y, pooled, floor):
     return df, np.where(count > 0, w, np.inf), nu
 
 
-def interval(d, variance, df, c, step, near):
+def interval(d, variance, df, level, step, near):
     """The ends of an effect with differences d (seeds, images), on other images where these are several."""
     n, m = d.shape
-    half = c(df) * np.sqrt(variance)
+    half = critical(df, *level) * np.sqrt(variance)
     if m == 1:
         return d.mean() - half, d.mean() + half
     by_image = d.mean(0) - d.mean()
@@ -77,7 +78,8 @@ def interval(d, variance, df, c, step, near):
     images = (by_image**2).sum() / (m - 1) + one_more**2 / m
     both = variance + max(0, images / m - residual / (n * m))
     terms = variance**2 / df + (images / m) ** 2 / (m - 1) + (residual / (n * m)) ** 2 / ((n - 1) * (m - 1))
-    total = max(half, c(max(both**2 / terms, df if m >= 20 else 0)) * np.sqrt(both))
+    both_df = max(both**2 / terms, df if m >= 20 else 0)
+    total = max(half, critical(both_df, *level) * np.sqrt(both))
     moved, weight = [0.0, 0.0], np.clip(2 - 2 * differ / (0.05 * m), 0, 1) if near and step else 0.0
     for side, sign in enumerate((-1, 1)) if images > 0 else ():
         skew = weight * ((by_image**3).mean() + sign * one_more**3 / m) / images
@@ -112,12 +114,11 @@ def effects(study):
             both, wide = max(parts.sum(), own), np.isinf(w[a])
             both_df = n - 1 if wide else min(df, parts.sum() ** 2 / (parts**2 / nu[[0, a]]).sum())
             if reading["pairs"]:
-                ways = [(own if wide else both, both_df, lambda f, k=k: critical(k, f, alpha, 0))]
+                ways = [(own if wide else both, both_df, (k, alpha, 0))]
             elif k == 1 or wide:
-                ways = [(own, n - 1, lambda f, k=k: critical(1, f, alpha / k, 0))]
+                ways = [(own, n - 1, (1, alpha / k, 0))]
             else:
-                ways = [(both, both_df, lambda f, k=k: critical(k, f, 0.8 * alpha, 0.5)),
-                        (own, n - 1, lambda f, k=k: critical(1, f, 0.2 * alpha / k, 0))]  # fmt: skip
+                ways = [(both, both_df, (k, 0.8 * alpha, 0.5)), (own, n - 1, (1, 0.2 * alpha / k, 0))]
             step = binary * 100.0 if len(labels) == study["images"] else 0.0
             low, high = min((interval(d, *way, step, near[0] and near[a]) for way in ways), key=np.ptp)
             ends = np.clip([low, high], *((-100, 100) if abs(scale) == 100 else (-np.inf, np.inf)))

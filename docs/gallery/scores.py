@@ -1,8 +1,9 @@
 """The scores that the intervals of a study are made from, so that anyone can recompute them: scores/NAME.json.
 
-One file has the score of each test image of every trial that an effect is read from: right or wrong as packed bits, other scores as
-numbers, both in base64; or the one score of a trial without scores of images. Its `readings` say which trials each effect is of, and
-what was settled before. `recompute.py` makes the effects from it, without vitmods.
+One file has the score of each test image of every trial that an effect is read from: right or wrong as packed bits,
+other scores as numbers (float64, little-endian), both in base64; or the one score of a trial without scores of images.
+Its `readings` say which trials each effect is of, and what was settled before. `recompute.py` makes the effects from it,
+without vitmods.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ def store(run: Path, answers: Mapping[str, Answer], path: Path, numerics: object
     several data sets.
     """
     try:
-        study = _scores(run, answers, numerics)
+        folder = StudyFolder(run)
+        folder.refresh()
+        facts = folder.known_facts()
+        state = StudyState(folder, facts.study(), evaluated_of(folder, facts))
+        study = scores_of(state, facts.data, answers, numerics)
         found = recompute.effects(study)
     except (KeyError, ValueError, IndexError) as error:
         return f"its scores are of another form ({error})"
@@ -63,11 +68,10 @@ def effects_of(answer: Answer, reference: str = BASE) -> dict[str, Effect]:
     return {name: effect for name, effect in found.items() if math.isfinite(effect.interval[0])}
 
 
-def _scores(run: Path, answers: Mapping[str, Answer], numerics: object) -> dict[str, Any]:
-    folder = StudyFolder(run)
-    folder.refresh()
-    facts = folder.known_facts()
-    state = StudyState(folder, facts.study(), evaluated_of(folder, facts))
+def scores_of(
+    state: StudyState, data: Mapping[str, Any], answers: Mapping[str, Answer], numerics: object
+) -> dict[str, Any]:
+    """The content of the file."""
     settings, points = state.settings, state.settings.sweep.points if answers[BASE].sweep else [AS_IS]
     tables = dict(zip(points, in_common([*tables_of(state, settings.seeds, points).values()]), strict=True))
     first = tables[points[0]]
@@ -80,7 +84,7 @@ def _scores(run: Path, answers: Mapping[str, Answer], numerics: object) -> dict[
         "metric": settings.measure.metric.name,
         "unit": criteria.unit,
         "margin": criteria.margin,
-        "data": {"name": facts.data["name"], "splits": list(state.splits), "fingerprint": facts.data["fingerprint"]},
+        "data": {"name": data["name"], "splits": list(state.splits), "fingerprint": data["fingerprint"]},
         "numerics": numerics,
         "scale": criteria.sign * (POINTS_PER_FRACTION if criteria.is_fraction else 1),
         "kind": "bits" if is_bits else "numbers",
@@ -93,7 +97,7 @@ def _scores(run: Path, answers: Mapping[str, Answer], numerics: object) -> dict[
         "scores": {
             str(point): {
                 arm: {
-                    str(seed): _packed(table.trials[a, s] if table.images is None else table.images[a, s], is_bits)
+                    str(seed): packed(table.trials[a, s] if table.images is None else table.images[a, s], is_bits)
                     for s, seed in enumerate(table.seeds)
                     if np.isfinite(table.trials[a, s])
                 }
@@ -104,7 +108,7 @@ def _scores(run: Path, answers: Mapping[str, Answer], numerics: object) -> dict[
     }
 
 
-def _packed(scores: Any, is_bits: bool) -> str | float:
+def packed(scores: Any, is_bits: bool) -> str | float:
     if np.ndim(scores) == 0:
         return float(scores)
     content = np.packbits(scores.astype(bool)) if is_bits else scores.astype("<f8")

@@ -28,7 +28,7 @@ MARGIN = 0.5
 default margin of a study"""
 WIDE = 2
 """Half-widths above this multiple of the published effect test nothing"""
-UNKEPT = "its scores were not kept, so that it cannot be recomputed"
+UNKEPT = "its scores were not kept"
 
 
 class Direction(StrEnum):
@@ -301,8 +301,8 @@ class Claim:
 
     @property
     def status(self) -> Status:
-        """What the proof, or the studies that count say; each arm needs the effect. If none counts, and one does keep the
-        conditions, the claim is not tested."""
+        """What the proof, or the studies that count say; each arm needs the effect. If none counts although one keeps
+        the conditions, the claim is not tested."""
         if not self.tests:
             return Status.PROVEN if self.proof else Status.NOT_RUN
         if not self.together:
