@@ -2,8 +2,8 @@
 
 One file has the score of each test image of every trial that an effect is read from: right or wrong as packed bits,
 other scores as numbers (float64, little-endian), both in base64; or the one score of a trial without scores of images.
-Its `readings` say which trials each effect is of, and what was settled before. `recompute.py` makes the effects from it,
-without vitmods.
+Its `readings` say which trials each effect is of, and what was settled before. `recompute.py` makes the effects from
+it, without vitmods.
 """
 
 from __future__ import annotations
