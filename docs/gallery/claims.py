@@ -161,7 +161,7 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
     return (
         "<!-- numbers -->\nIn the gallery, points against base, with the most seeds that an arm has:\n\n"
         "| study | arm | effect | 95 % interval | seeds |\n| --- | --- | --- | --- | --- |\n"
-        f"{chr(10).join(rows)}{unkept}\n<!-- end of numbers -->\n\n"
+        f"{chr(10).join(rows)}{unkept}\n\n<!-- end of numbers -->\n\n"
     )
 
 

@@ -195,11 +195,19 @@ def test_the_picture_and_the_facts_have_the_numbers_of_the_scores(script, name):
     assert len((GALLERY / "scores" / f"{name}.json").read_text()) < 100_000
 
 
-@pytest.mark.parametrize("name", [path.name.partition(".")[0] for path in sorted(GALLERY.glob("*.tar.xz"))])
-def test_the_picture_drawn_again_says_the_same(script, load, name, tmp_path):
-    stored = load("docs/gallery/stored.py")
-    answer = Answer.load(tmp_path / stored.unpack(GALLERY / f"{name}.tar.xz", tmp_path))
-    kept, again = (re.findall(r"<text[^>]*>([^<]*)", drawn) for drawn in (
-        (GALLERY / f"{name}.svg").read_text(), summary(answer)
-    ))  # fmt: skip
+ARCHIVES = [path.name.partition(".")[0] for path in sorted(GALLERY.glob("*.tar.xz"))]
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_scores_and_picture_are_those_of_the_stored_study(script, load, name, tmp_path, monkeypatch):
+    run = tmp_path / load("docs/gallery/stored.py").unpack(GALLERY / f"{name}.tar.xz", tmp_path)
+    answer, path = Answer.load(run), tmp_path / "scores" / f"{name}.json"
+    drawn = (GALLERY / f"{name}.svg").read_text(), summary(answer)
+    kept, again = (re.findall(r"<text[^>]*>([^<]*)", image) for image in drawn)
     assert kept == again, f"run: python docs/gallery/add.py RUN {name}"
+    assert script.store(run, {BASE: answer}, path, 2) == ""
+    assert json.loads(path.read_text()) == json.loads((GALLERY / "scores" / path.name).read_text())
+    path.unlink()
+    monkeypatch.setattr(script.recompute, "effects", lambda study: {})
+    assert "None recomputed" in script.store(run, {BASE: answer}, path, 2)
+    assert not path.exists()
