@@ -1,9 +1,9 @@
 """Add a study to the gallery, or rewrite its page: `python docs/gallery/add.py RUN NAME --title ... --says ...`.
 
-An entry is an image for wide screens and one for phones, NAME.svg and NAME-narrow.svg, its facts, NAME.json, and the
-results that its report is made from when the site is built, NAME.tar.xz (see stored.py), all from the study's folder.
-The page, docs/gallery.md, is made from the facts of all entries, sorted by `order`, then by name; without RUN only the
-page is rewritten.
+An entry is an image for wide screens and one for phones, NAME.svg and NAME-narrow.svg, its facts, NAME.json, the scores
+that anyone can recompute its intervals from, scores/NAME.json (see scores.py), and the results that its report is made
+from when the site is built, NAME.tar.xz (see stored.py), all from the study's folder. The page, docs/gallery.md, is
+made from the facts of all entries, sorted by `order`, then by name; without RUN only the page is rewritten.
 
 A study can test claims of the papers: name it in `tests` of a claim in src/vitmods/papers/tables/*.toml, then run
 `python docs/gallery/claims.py`. Its facts, such as patches, depth and data, say which claims it can test. Its data set
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import scores
 import stored
 
 HERE = Path(__file__).resolve().parent
@@ -38,6 +39,18 @@ site was built.
 
 <!-- Written by docs/gallery/add.py from docs/gallery/*.json. -->
 """
+CHECK = """## Check it yourself
+
+The scores of an entry are in `docs/gallery/scores`, for each trial and test image: right or wrong, as packed bits. A
+script of numpy and scipy alone makes the intervals again, and the statuses of the [claims](claims.md) that they decide:
+
+```sh
+python docs/gallery/recompute.py
+```
+
+An entry without scores is marked, and decides no claim.
+"""
+UNKEPT = "Its scores were not kept: it cannot be recomputed, and decides no claim."
 OLDER = "From version {} of the numbers of trials, now {}: the command may give other ones."
 DATASETS = """## Data sets
 
@@ -57,6 +70,7 @@ def facts_of(
     from vitmods.report import text
     from vitmods.report.page import summary
     from vitmods.study import Answer
+    from vitmods.study.arms import BASE
 
     answer = Answer.load(run)
     if not answer.complete:
@@ -69,10 +83,15 @@ def facts_of(
     environment = answer.environment
     configs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run.rglob("config.json"))]
     table = table_of(answer)
+    references = dict.fromkeys([*against, *([table.study.reference] if table and table.study.reference else [])])
+    answers = {BASE: answer} | {reference: Answer.load(run, reference) for reference in references}
+    facts = trial_facts(configs, answer.command)
+    if problem := scores.store(run, answers, HERE / "scores" / f"{name}.json", facts["numerics"]):
+        print(f"{name} cannot be recomputed and will decide no claim: {problem}.")
     further = {}
-    for reference in dict.fromkeys([*against, *([table.study.reference] if table and table.study.reference else [])]):
-        other = Answer.load(run, reference)
-        further |= {f"{arm} against {reference}": shown(effect) for arm, effect in other.effects.items()}
+    for reference in references:
+        effects = answers[reference].effects.items()
+        further |= {f"{arm} against {reference}": shown(effect) for arm, effect in effects}
     for setting, effects in answer.each.items():
         further |= {f"{arm} at {setting}": shown(effect) for arm, effect in effects.items() if setting and effect.n}
     return {
@@ -88,7 +107,7 @@ def facts_of(
         "base": answer.metric.shown(answer.base_mean) if answer.base_mean is not None else "",
         "trials": sum(trial.ended for trial in answer.trials),
         "seeds": max((effect.n for effect in answer.headline.effects.values()), default=0),
-        "facts": trial_facts(configs, answer.command),
+        "facts": facts,
         "effects": {effect.arm: shown(effect) for effect in text.ranked_effects(answer)},
         **({"further": further} if further else {}),
     }
@@ -155,9 +174,12 @@ def page(folder: Path = HERE) -> str:
         parts.append(f"{effects}. {counts}, {facts['date']}, {facts['machine']}.\n")
         if "facts" in facts and facts["facts"].get("numerics", NUMERICS) != NUMERICS:
             parts.append(f"*{OLDER.format(facts['facts']['numerics'], NUMERICS)}*\n")
+        if not (folder / "scores" / f"{name}.json").exists():
+            parts.append(f"*{UNKEPT}*\n")
         if (folder / f"{name}.tar.xz").exists():
             parts.append(f"<!-- report: {name} -->\n")
         parts.append(f"```console\n$ {facts['command']}\n```\n")
+    parts.append(CHECK)
     if (folder / "datasets.toml").exists():
         parts.append(DATASETS)
         for facts in tomllib.loads((folder / "datasets.toml").read_text(encoding="utf-8")).values():

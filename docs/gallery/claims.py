@@ -2,25 +2,31 @@
 
 - src/vitmods/papers/tables/studies.json: the numbers of the gallery's entries, for the package;
 - docs/claims.md: each claim with its status;
-- the line of statuses on the page of each change that a claim is about.
+- on the page of each change the line of statuses of the claims about it, and the table of its effects in the gallery.
 
 The claims are in src/vitmods/papers/tables/*.toml.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitmods.papers import PAPERS, TABLES
-from vitmods.papers.claims import STUDIES, Claim, counted, studies
+from vitmods.papers.claims import STUDIES, Claim, GalleryStudy, counted, studies
+from vitmods.stats.tables import signed
+from vitmods.study.arms import Arm, arms_from_text
 
 DOCS = Path(__file__).resolve().parents[1]
 GALLERY = DOCS / "gallery"
 LINE = re.compile(r"^<!-- claims -->\n.*\n", re.M)
+NUMBERS = re.compile(r"^<!-- numbers -->\n.*?^<!-- end of numbers -->\n\n", re.M | re.S)
+OURS = "\n## Our numbers\n\n"
 _EFFECT = re.compile(r"([+−]?[\d.]+) \[([+−]?[\d.]+), ([+−]?[\d.]+)\] .+")
 HEAD = """# Claims of the papers
 
@@ -34,11 +40,11 @@ Our studies are small: digits and photographs of 8 to 64 px, models of a few blo
 | not seen here | it excludes the smallest published effect |
 | too wide to test | it does neither, or its half-width is more than twice the largest published effect |
 | other conditions | every study breaks a condition of the claim: effects are shown and do not count |
-| not run | no study of the gallery tests the claim; the reason is given |
+| not run | no study of the gallery tests the claim, or none that can be recomputed; the reason is given |
 
 A claim with a published size holds where its tables measured it: data, patches, depth, heads, recipe. One without a
 size holds where its sentence says; of Dual PatchNorm also with the patches of its paper alone, 16 and 32 px. A study
-that breaks a condition does not count.
+that breaks a condition does not count, and neither does one whose [scores](gallery.md#check-it-yourself) were not kept.
 
 The interval is that of all studies that count. Those of one data set may share trials and are one effect, no more
 certain than if they shared all; two data sets are weighted by precision and stand for themselves alone; of three or
@@ -56,7 +62,8 @@ def studies_of(gallery: Path = GALLERY) -> dict[str, dict[str, Any]]:
     for path in sorted(gallery.glob("*.json")):
         facts = json.loads(path.read_text(encoding="utf-8"))
         numbers = {arm: _numbers(text) for arm, text in {**facts["effects"], **facts.get("further", {})}.items()}
-        kept = {name: facts[name] for name in ("title", "command", "date", "machine", "metric", "facts")}
+        kept = {name: facts[name] for name in ("title", "command", "date", "machine", "metric", "seeds", "facts")}
+        kept |= {"scores": (gallery / "scores" / path.name).exists()}
         entries[path.stem] = kept | {"effects": {arm: values for arm, values in numbers.items() if values}}
     return entries
 
@@ -90,9 +97,9 @@ def _entry(paper: str, claim: Claim) -> str:
         lines.append(f"  - Holds for: {claim.conditions}.")
     if claim.proof:
         lines.append(f"  - Proof: `{claim.proof}`.")
-    if sum(not found.broken for found in claim.evidence) > 1:
+    if sum(found.counts for found in claim.evidence) > 1:
         lines.append(f"  - Together: {'; '.join(map(str, claim.together))}.")
-    for found in sorted(claim.evidence, key=lambda found: bool(found.broken)):
+    for found in sorted(claim.evidence, key=lambda found: not found.counts):
         link = f"[{found.study.title}](gallery.md#{found.study.anchor})"
         lines.append(f"  - {link}: {found.outcome}. {'; '.join(map(str, found.effects))}.")
     if claim.why:
@@ -117,6 +124,54 @@ def card_lines() -> Mapping[str, str]:
     }
 
 
+def effects_of_changes() -> Mapping[str, list[tuple[GalleryStudy, str, str]]]:
+    """The effects that each change has by itself, by the name of its page: the study, the arm, and its short form. Of a
+    study with the change as it is, that arm alone; studies that can be recomputed come first."""
+    found: dict[str, list[tuple[GalleryStudy, str, str]]] = {}
+    for study in sorted(studies().values(), key=lambda study: not study.scores):
+        words = shlex.split(study.command)
+        after = itertools.takewhile(lambda word: not word.startswith("--"), words[words.index("--arms") + 1 :])
+        arms = [arm for text in after for arm in arms_from_text(text) if arm.name in study.effects]
+        by_page: dict[str, list[Arm]] = {}
+        for arm in arms:
+            if len(arm.changes) == 1:
+                page = arm.short if (DOCS / "changes" / f"{arm.short}.md").exists() else arm.changes[0].name
+                by_page.setdefault(page, []).append(arm)
+        for page, of_page in by_page.items():
+            chosen = [arm for arm in of_page if arm.short == page] or of_page
+            found.setdefault(page, []).extend((study, arm.name, arm.short) for arm in chosen)
+    return found
+
+
+def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
+    """The table of a change's effects."""
+    rows, shown = [], set[str]()
+    for study, arm, short in effects:
+        metric = "" if study.metric == "top-1" else f", {study.metric}"
+        mark = "" if study.scores else r" \*"
+        title = "" if study.name in shown else f"[{study.title}](../gallery.md#{study.anchor}){metric}{mark}"
+        effect, low, high = (signed(number, 2) for number in study.effects[arm])
+        rows.append(f"| {title} | `{short}` | {effect} | {low} to {high} | {study.seeds} |")
+        shown.add(study.name)
+    unkept = (
+        ""
+        if all(study.scores for study, *_ in effects)
+        else "\n\n\\* Its scores were not kept: it cannot be recomputed."
+    )
+    return (
+        "<!-- numbers -->\nIn the gallery, points against base, with the most seeds that an arm has:\n\n"
+        "| study | arm | effect | 95 % interval | seeds |\n| --- | --- | --- | --- | --- |\n"
+        f"{chr(10).join(rows)}{unkept}\n\n<!-- end of numbers -->\n\n"
+    )
+
+
+def with_numbers(text: str, numbers: str) -> str:
+    """Put the table at the start of a page's own numbers, instead of an earlier one."""
+    start, heading, rest = NUMBERS.sub("", text).partition(OURS)
+    assert heading
+    return start + heading + numbers + rest
+
+
 def on_card(text: str, line: str) -> str:
     """Put the line at the end of a page's published numbers, instead of an earlier one."""
     start, heading, rest = LINE.sub("", text).partition("\n## Our numbers\n")
@@ -124,13 +179,23 @@ def on_card(text: str, line: str) -> str:
     return f"{start.rstrip()}\n\n{line}{heading}{rest}"
 
 
+def cards() -> dict[Path, str]:
+    """The pages of changes as they should be."""
+    lines, effects, pages = card_lines(), effects_of_changes(), {}
+    for path in sorted((DOCS / "changes").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        text = on_card(text, lines[path.stem]) if path.stem in lines else LINE.sub("", text)
+        numbers = numbers_of(effects[path.stem]) if path.stem in effects else ""
+        pages[path] = with_numbers(text, numbers)
+    return pages
+
+
 def main() -> None:
     STUDIES.write_text(json.dumps(studies_of(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     studies.cache_clear()
     (DOCS / "claims.md").write_text(page(), encoding="utf-8")
-    for change, line in card_lines().items():
-        path = DOCS / "changes" / f"{change}.md"
-        path.write_text(on_card(path.read_text(encoding="utf-8"), line), encoding="utf-8")
+    for path, text in cards().items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

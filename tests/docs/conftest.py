@@ -22,5 +22,5 @@ def load():
     kept, modules = list(sys.path), set(sys.modules)
     yield load_file
     sys.path[:] = kept
-    for name in (set(sys.modules) - modules) & {"check", "reference", "stored", "tutorials"}:
+    for name in (set(sys.modules) - modules) & {"check", "recompute", "reference", "scores", "stored", "tutorials"}:
         del sys.modules[name]

@@ -273,6 +273,9 @@ def test_an_entry_is_made_from_a_study(gallery, answer, tmp_path, monkeypatch):
     monkeypatch.setattr(Answer, "load", lambda run: answer)
     monkeypatch.setattr(gallery, "HERE", tmp_path / "gallery")
     monkeypatch.setattr(gallery.stored, "store", lambda run, archive, images: archive.write_text(f"{images}"))
+    monkeypatch.setattr(gallery, "trial_facts", lambda configs, command: {"numerics": 1})
+    kept = []
+    monkeypatch.setattr(gallery.scores, "store", lambda run, answers, path, numerics: kept.append((path, numerics)))
     (tmp_path / "gallery").mkdir()
     options = ["--title", "Four arms", "--says", "What came out.", "--without-images"]
     gallery.main([str(answer.path), "cifar", *options])
@@ -282,6 +285,8 @@ def test_an_entry_is_made_from_a_study(gallery, answer, tmp_path, monkeypatch):
     assert "## Four arms\n\nWhat came out.\n" in page
     assert "(gallery/cifar.svg)" in page
     assert "<!-- report: cifar -->" in page
+    assert kept == [(tmp_path / "gallery" / "scores" / "cifar.json", 1)]
+    assert gallery.UNKEPT in page, "nothing was written"
     assert "--out" not in page.partition("```console")[2]
     facts = json.loads((tmp_path / "gallery" / "cifar.json").read_text())
     assert facts["seeds"] == 5

@@ -3,7 +3,7 @@
 The status of a claim is never written down. It follows from a test that proves the claim without training, or from the
 published effect and the intervals of the studies that test it. These and the studies' conditions are in
 `tables/studies.json`: the numbers of the gallery's entries, part of the package. A study counts only if it keeps the
-conditions of the claim, and those that count are one interval.
+conditions of the claim and anyone can recompute it from its scores, and those that count are one interval.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ MARGIN = 0.5
 default margin of a study"""
 WIDE = 2
 """Half-widths above this multiple of the published effect test nothing"""
+UNKEPT = "its scores were not kept"
 
 
 class Direction(StrEnum):
@@ -134,6 +135,8 @@ class GalleryStudy:
 
     facts: what is known of it, by the names of CONDITIONS; several values where it has several models or settings. And
     `numerics`, the version of the numbers of its trials (NUMERICS in vitmods.train.trial).
+    seeds: the most that an arm has.
+    scores: whether the scores of its trials were kept, so that anyone can recompute its intervals.
     effects: arm -> its effect and interval, in points.
     """
 
@@ -143,7 +146,9 @@ class GalleryStudy:
     date: str
     machine: str
     metric: str
+    seeds: int
     facts: Mapping[str, Any]
+    scores: bool
     effects: Mapping[str, tuple[float, float, float]]
 
     @property
@@ -186,9 +191,16 @@ class ClaimTest:
     broken: tuple[str, ...]
 
     @property
+    def counts(self) -> bool:
+        """Whether it makes the status of the claim."""
+        return self.study.scores and not self.broken
+
+    @property
     def outcome(self) -> str:
         """Whether it counts, and why not."""
-        return f"{Status.OTHER} ({'; '.join(self.broken)})" if self.broken else "counts"
+        if self.broken:
+            return f"{Status.OTHER} ({'; '.join(self.broken)})"
+        return "counts" if self.counts else f"does not count: {UNKEPT}"
 
 
 @dataclass(frozen=True)
@@ -277,10 +289,10 @@ class Claim:
 
     @property
     def together(self) -> tuple[StudyEffect, ...]:
-        """The effect of each arm over the studies that keep the conditions; a study more or less does not decide."""
+        """The effect of each arm over the studies that count; a study more or less does not decide."""
         by_arm: dict[str, dict[str, list[StudyEffect]]] = {}
         for test in self.evidence:
-            for effect in () if test.broken else test.effects:
+            for effect in test.effects if test.counts else ():
                 by_arm.setdefault(effect.arm, {}).setdefault(str(test.study.facts["data"]), []).append(effect)
         sets = {
             arm: [[(e.effect, e.low, e.high) for e in of_set] for of_set in x.values()] for arm, x in by_arm.items()
@@ -289,14 +301,15 @@ class Claim:
 
     @property
     def status(self) -> Status:
-        """What the proof, or the studies that keep its conditions say; each arm needs the effect."""
+        """What the proof, or the studies that count say; each arm needs the effect. If none counts although one keeps
+        the conditions, the claim is not tested."""
         if not self.tests:
             return Status.PROVEN if self.proof else Status.NOT_RUN
+        if not self.together:
+            return Status.OTHER if all(test.broken for test in self.evidence) else Status.NOT_RUN
         assert self.direction is not None
         found = {status_of(self.direction, self.points, effect.low, effect.high) for effect in self.together}
-        return next(
-            (status for status in (Status.NOT_SEEN, Status.TOO_WIDE, Status.SEEN) if status in found), Status.OTHER
-        )
+        return next(status for status in (Status.NOT_SEEN, Status.TOO_WIDE, Status.SEEN) if status in found)
 
     def describe(self) -> dict[str, Any]:
         """Describe the claim for programs."""
@@ -319,6 +332,7 @@ class Claim:
                     "command": test.study.command,
                     "facts": dict(test.study.facts),
                     "broken": list(test.broken),
+                    "scores": test.study.scores,
                     "effects": {effect.arm: [effect.effect, effect.low, effect.high] for effect in test.effects},
                 }
                 for test in self.evidence

@@ -187,12 +187,12 @@ def _print_claims(papers: Sequence[Paper]) -> None:
                 text.append(f"\npublished: {claim.effect} points")
             if claim.holds:
                 text.append(f"\nfor {claim.conditions}", style="dim")
-            if sum(not found.broken for found in claim.evidence) > 1:
+            if sum(found.counts for found in claim.evidence) > 1:
                 text.append("\n" + "\n".join(map(str, claim.together)))
-            for found in sorted(claim.evidence, key=lambda found: bool(found.broken)):
-                text.append(f"\n{found.study.name}: {found.outcome}", style="dim" if found.broken else "cyan")
+            for found in sorted(claim.evidence, key=lambda found: not found.counts):
+                text.append(f"\n{found.study.name}: {found.outcome}", style="cyan" if found.counts else "dim")
                 for effect in found.effects:
-                    text.append(f"\n  {effect}", style="dim" if found.broken else "")
+                    text.append(f"\n  {effect}", style="" if found.counts else "dim")
             if claim.why or claim.proof:
                 text.append(f"\n{claim.why or claim.proof}", style="dim")
             grid.add_row(Text(claim.status, style=STYLES.get(claim.status, "")), text)
