@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+import vitmods as vm
 from vitmods.finetune import MultiTask, parameter_roles
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.tasks.base import TASKS
@@ -37,6 +38,18 @@ def test_its_logits_are_those_of_the_probe(bench, tmp_path):
     assert right.float().mean() > 0.6, "features of an untrained model suffice for most training digits"
     drawn = bench.model().state_dict()
     assert all(torch.equal(value, drawn[name]) for name, value in model.state_dict().items() if "head" not in name)
+
+
+def test_with_norms_that_are_blended_in_the_head_is_a_probe_of_what_base_gives(bench, tmp_path):
+    changed = vm.apply(bench.model(), vm.QKNorm(), vm.SubLN(rescale=False)).requires_grad_(True)
+    recipe, logits = bench.recipe(head_start="probe", norm_blend=0.5), []
+    for name, model in (("base", bench.model()), ("changed", changed)):
+        run = bench.run(tmp_path / name, recipe if name == "changed" else recipe.with_(norm_blend=0.0), model)
+        run.metrics.close()
+        x = features(bench, bench.model(), "train").features
+        logits.append(run.model.head(x).detach())
+    scale = logits[0].abs().max()
+    torch.testing.assert_close(logits[1] / scale, logits[0] / scale, rtol=0, atol=1e-3)
 
 
 def test_a_stopped_trial_resumes_to_the_same_weights(bench, tmp_path, monkeypatch):
