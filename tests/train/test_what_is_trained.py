@@ -44,6 +44,7 @@ def test_with_norms_that_are_blended_in_the_head_is_a_probe_of_what_base_gives(b
     changed = vm.apply(bench.model(), vm.QKNorm(), vm.SubLN(rescale=False)).requires_grad_(True)
     recipe, logits = bench.recipe(head_start="probe", norm_blend=0.5), []
     for name, model in (("base", bench.model()), ("changed", changed)):
+        (tmp_path / name).mkdir()
         run = bench.run(tmp_path / name, recipe if name == "changed" else recipe.with_(norm_blend=0.0), model)
         run.metrics.close()
         x = features(bench, bench.model(), "train").features
