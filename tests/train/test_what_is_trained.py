@@ -1,6 +1,7 @@
 """What recipes begin with and train: a head that begins as a linear probe, a part of the model, the moving average."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,13 +9,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import vitmods as vm
-from vitmods.finetune import MultiTask, parameter_roles
+from vitmods.finetune import BlendedNorms, MultiTask, parameter_roles
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.features import head_inputs
 from vitmods.train import RunOptions
 from vitmods.train.optim import Ema
-from vitmods.train.probe import Features, learn
+from vitmods.train.probe import Features, head_from_probe, learn
 from vitmods.util.errors import UserError
 
 
@@ -41,16 +42,18 @@ def test_its_logits_are_those_of_the_probe(bench, tmp_path):
 
 
 def test_with_norms_that_are_blended_in_the_head_is_a_probe_of_what_base_gives(bench, tmp_path):
-    changed = vm.apply(bench.model(), vm.QKNorm(), vm.SubLN(rescale=False)).requires_grad_(True)
-    recipe, logits = bench.recipe(head_start="probe", norm_blend=0.5), []
-    for name, model in (("base", bench.model()), ("changed", changed)):
-        (tmp_path / name).mkdir()
-        run = bench.run(tmp_path / name, recipe if name == "changed" else recipe.with_(norm_blend=0.0), model)
-        run.metrics.close()
-        x = features(bench, bench.model(), "train").features
-        logits.append(run.model.head(x).detach())
-    scale = logits[0].abs().max()
-    torch.testing.assert_close(logits[1] / scale, logits[0] / scale, rtol=0, atol=1e-3)
+    base = bench.model()
+    changed = vm.apply(base, vm.QKNorm(), vm.SubLN(rescale=False))
+    blended = BlendedNorms(changed)
+    before, read = (features(bench, model, "train").features for model in (base, changed))
+    torch.testing.assert_close(read, before, rtol=0, atol=1e-5)
+    weight, bias = head_from_probe(changed, bench.dataset, torch.device("cpu"), nullcontext)
+    blended.remove()
+    assert not torch.allclose(head_from_probe(changed, bench.dataset, torch.device("cpu"), nullcontext)[0], weight)
+    run = bench.run(tmp_path, bench.recipe(head_start="probe", norm_blend=0.5), changed)
+    run.metrics.close()
+    assert torch.equal(run.model.head.weight, weight)
+    assert torch.equal(run.model.head.bias, bias)
 
 
 def test_a_stopped_trial_resumes_to_the_same_weights(bench, tmp_path, monkeypatch):
