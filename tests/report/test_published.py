@@ -179,6 +179,8 @@ def test_settings_are_the_tables_by_their_values_and_models_of_other_patches():
     answer = SimpleNamespace(bases=["Ti/2", "S/4"])
     assert _labels(table, answer, {"base": "S/4", "epochs": 30}) == {"S/32", "930k"}
     assert _labels(table, answer, {"base": "S/4", "epochs": 31}) == set()
+    written = SimpleNamespace(bases=["Ti/2?pool=avg", "S/4?pool=avg&class_token=false"])  # the paper's network
+    assert _labels(table, written, {"base": written.bases[1], "epochs": 30}) == {"S/32", "930k"}
     assert _labels(table, answer, {"base": "mu/4"}) == set()
     fractions = TABLES["dpn-table5"]
     assert _labels(fractions, answer, {"limit_train": 1.0}) == {"1"}

@@ -96,9 +96,15 @@ def _labels(table: Table, answer: Answer, values: Mapping[str, Any]) -> set[str]
         words = {show_value(swept): label for label, swept in study.sweep.get(name, {}).items()}
         if name == "base":
             fitting = (dict(zip(table.line_up.scaled(patch), study.bases, strict=True)) for patch in PATCHES)
-            words = next((names for names in fitting if {*answer.bases} <= names.keys()), {})
+            words = next((names for names in fitting if {*map(_size, answer.bases)} <= names.keys()), {})
+            value = _size(value)
         labels.add(words.get(show_value(value), ""))
     return set() if "" in labels else labels
+
+
+def _size(base: str) -> str:
+    """The size that a base's name says; models of other libraries stay as they are."""
+    return base if ":" in base else base.partition("?")[0]
 
 
 def _to_html(answer: Answer, inline: Inliner) -> str:
