@@ -20,6 +20,7 @@ SAMPLE = {
     "Hugging Face, text": ("Bert", "T5Encoder", "Qwen3", "Mamba"),
 }
 CAUSAL = ("GPT2", "OPT", "Phi", "Llama", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Mistral")
+DIFFERENT = ("GPT2", "Phi", "Qwen3", "Gemma2")  # learned positions, branches side by side, its own qk-norm, four norms
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,9 @@ def test_the_page_is_made_of_the_table(monkeypatch):
     assert page == written, "run: python benchmarks/models_page.py"
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in DIFFERENT)) for name in CAUSAL]
+)
 @pytest.mark.parametrize("text", ["layerscale(init=0.5)+qknorm+subln(rescale=false)", "norm"])
 def test_a_later_word_leaves_earlier_outputs_of_a_causal_model_as_they_are(benchmark, name, text):
     if name == "Qwen3":

@@ -68,7 +68,9 @@ def study_of(name, sets, **more):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(TASKS))
+@pytest.mark.parametrize(  # instance_segmentation is detection with masks
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name == "detection")) for name in sorted(TASKS)]
+)
 def test_every_task_has_a_study_on_a_gpu_whose_steps_do_not_wait(name, sets, gpu, tmp_path, monkeypatch):
     """Its trials, one of them broken off after its first step and resumed, and its costs."""
     step, waits, broken = TrialRun._train_step, Counter(), []
@@ -115,7 +117,11 @@ def test_costs_and_the_metric_of_a_protocol_are_measured(study):
     assert "knn" in (study / "results.json").read_text()
 
 
-OPTIONS = {"fewshot": ["--shots", "1", "5"], "corruptions": ["--corruptions", "gaussian_noise", "--severities", "1"]}
+OPTIONS = {
+    "linear": ["--linear-epochs", "2"],
+    "fewshot": ["--shots", "1", "5"],
+    "corruptions": ["--corruptions", "gaussian_noise", "--severities", "1"],
+}
 
 
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))
