@@ -83,7 +83,7 @@ def test_detection_finds_shapes(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_published_table_stands_beside_ours(run, tmp_path):
-    output = run("published_table", "answer", limit_train=300)
+    output = run("published_table", "answer", limit_train=600)
 
     assert re.search(r"^Comparison with Dual PatchNorm, Table 6: \d+ consistent, ", output, re.M)
     assert re.search(r"^ pre +\S+ \[.*-0.2 \(S/32\), ", output, re.M)
