@@ -71,7 +71,7 @@ def write(tmp_path_factory):
     return lambda name, text, folder: shutil.copytree(made(name, text), folder)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n == "timm dinov3")) for n in MODELS])
 def test_what_is_written_is_opened_again(name, tmp_path):
     text = {"hf bert": EVERY.replace("+dpn", ""), "timm named": "layerscale(init=0.5)+dpn"}  # which is large
     model = changed(name, text.get(name, EVERY))
