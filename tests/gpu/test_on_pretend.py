@@ -68,9 +68,7 @@ def study_of(name, sets, **more):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(  # instance_segmentation is detection with masks
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name == "detection")) for name in sorted(TASKS)]
-)
+@pytest.mark.parametrize("name", sorted(TASKS))
 def test_every_task_has_a_study_on_a_gpu_whose_steps_do_not_wait(name, sets, gpu, tmp_path, monkeypatch):
     """Its trials, one of them broken off after its first step and resumed, and its costs."""
     step, waits, broken = TrialRun._train_step, Counter(), []
