@@ -49,17 +49,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (item.get_closest_marker("forks") is None, item.get_closest_marker("slow") is None))
 
 
-IMPORTED = [0]
-"""as many modules as were imported when the garbage collector was last told to leave them alone"""
-
-
-def freeze_what_was_imported():
-    """What a library makes that a test was the first to import, the collector need not look through for all others."""
-    if len(sys.modules) > IMPORTED[0] + 50:
-        gc.freeze()
-        IMPORTED[0] = len(sys.modules)
-
-
 @functools.cache
 def remember_digits():
     """Trials that ask for the same digits in the same way share them: reading them takes longer than a short trial."""
@@ -81,7 +70,6 @@ def remember_digits():
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
     """The same random numbers for a test and for the fixtures that are made for it, in any order of tests."""
-    freeze_what_was_imported()
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
