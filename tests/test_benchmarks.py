@@ -71,6 +71,7 @@ CONSTANTS = {
 """that are made smaller"""
 PROCESSES = {"scale", "soak", "study_start", "trees"}
 """that start processes: whole studies, or a model of each tree"""
+LONG = {"coverage", "finetune_rates", "inference", "pretraining"}
 TESTED_ELSEWHERE = {
     "fuzz",
     "in_place",
@@ -148,7 +149,7 @@ def test_variants_are_timed_by_turns(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in PROCESSES else name for name in sorted(TINY)]
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in PROCESSES | LONG)) for name in sorted(TINY)]
 )
 def test_it_measures(run, name, images, weights, capfd):
     run(name, TINY[name].format(images=images, weights=weights, root=FOLDER.parent))

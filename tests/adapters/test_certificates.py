@@ -423,8 +423,18 @@ def say(model, flag, value):
             module.says = {flag: gate.gate if flag == "gate" and gate is not None else value}
 
 
-@pytest.mark.parametrize("scrambled", [False, True], ids=["new", "trained"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "scrambled"),
+    [
+        *(pytest.param(case, True, id=f"{case}-trained") for case in CASES),
+        *(
+            pytest.param(
+                case, False, id=f"{case}-new", marks=[pytest.mark.long] * (number % 4 > 0 and "zero" not in case)
+            )
+            for number, case in enumerate(CASES)
+        ),
+    ],
+)
 def test_a_change_is_what_it_defines_or_refused(case, scrambled):
     build, text, expected = CASES[case]
     model = make(build, scrambled)

@@ -94,9 +94,19 @@ def change(model, text):
 IMAGES = [name for name in MODELS if name not in ("hf bert", "hf gpt2", "hf llama")]
 
 
-@pytest.mark.parametrize("name", MODELS)
+ALIKE = ("timm vit with norms inside", "timm dinov3", "timm relpos", "hf siglip", "hf gpt2")
+"""models whose blocks are put together as those of another one"""
+
+
 @pytest.mark.parametrize(
-    "text", ["layerscale(init=1.0)", "qknorm", "dpn", "subln(rescale=false)", "normformer", "norm"]
+    ("text", "name"),
+    [
+        pytest.param(text, name, marks=[pytest.mark.long] * (name in ALIKE and place > 1))
+        for place, text in enumerate(
+            ("layerscale(init=1.0)", "qknorm", "dpn", "subln(rescale=false)", "normformer", "norm")
+        )
+        for name in MODELS
+    ],
 )
 def test_a_model_keeps_its_class_and_its_weights(name, text):
     model = make(name)
@@ -169,7 +179,7 @@ GATED = ["gate+subln(rescale=false)", "subln(rescale=false)+gate", "gate(per=hea
 
 
 @pytest.mark.parametrize(
-    "index", [*range(24), *GATED, *(pytest.param(index, marks=pytest.mark.long) for index in range(24, 200))]
+    "index", [*range(12), *GATED, *(pytest.param(index, marks=pytest.mark.long) for index in range(12, 200))]
 )
 def test_compositions_compute_what_a_vitmods_vit_computes(index):
     text = index if isinstance(index, str) else composition(index)
@@ -348,9 +358,10 @@ CHECKS = [value for key, value in globals().items() if key.startswith("check_") 
 
 
 def each_check():
-    """All of each model, but the slow graphs of dynamo and the trainer of one model of each library."""
+    """All of a model of each library; of others not what looks at no block: slow graphs, trainers, copies."""
+    once = (check_compile, check_onnx, check_onnx_of_dynamo, check_trainer, check_copies, check_distributed)
     for name, check in product(["timm vit", "timm dinov3", "timm swin", "hf dinov2"], CHECKS):
-        repeats = check in (check_compile, check_onnx_of_dynamo, check_trainer) and name in ("timm dinov3", "timm swin")
+        repeats = check in once and name in ("timm dinov3", "timm swin")
         title = f"{name}-{check.__name__.removeprefix('check_')}"
         yield pytest.param(name, check, id=title, marks=[pytest.mark.long] * repeats)
     for name in ("hf bert", "hf llama"):

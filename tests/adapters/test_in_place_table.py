@@ -19,7 +19,10 @@ SAMPLE = {
     "Hugging Face, vision": ("ViT", "Siglip2Vision", "Swinv2", "Segformer", "VideoMAE", "Timesformer"),
     "Hugging Face, text": ("Bert", "T5Encoder", "Qwen3", "Mamba"),
 }
+LARGE = ("vit_base_resnet26d_224", "Siglip2Vision", "Swinv2", "Timesformer")
+"""of the sample, what is not tried in every run"""
 CAUSAL = ("GPT2", "OPT", "Phi", "Llama", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Mistral")
+DIFFERENT = ("GPT2", "Phi", "Qwen3", "Gemma2")  # learned positions, branches side by side, its own qk-norm, four norms
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +71,14 @@ def test_new_models_take_what_models_with_random_weights_take():
     assert not [line for part in TABLE["results"].values() for line in part["other when new"]]
 
 
-@pytest.mark.parametrize(("part", "name"), [(part, name) for part, names in SAMPLE.items() for name in names])
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        pytest.param(part, name, marks=[pytest.mark.long] * (name in LARGE))
+        for part, names in SAMPLE.items()
+        for name in names
+    ],
+)
 def test_the_table_is_what_the_code_does(benchmark, part, name):
     make = benchmark.small if part == "timm" else benchmark.hugging_face
     changes = [change for change in benchmark.CHANGES if change in TABLE["results"][part]["counts"]]
@@ -87,7 +97,9 @@ def test_the_page_is_made_of_the_table(monkeypatch):
     assert page == written, "run: python benchmarks/models_page.py"
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in DIFFERENT)) for name in CAUSAL]
+)
 @pytest.mark.parametrize("text", ["layerscale(init=0.5)+qknorm+subln(rescale=false)", "norm"])
 def test_a_later_word_leaves_earlier_outputs_of_a_causal_model_as_they_are(benchmark, name, text):
     if name == "Qwen3":

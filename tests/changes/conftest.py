@@ -121,7 +121,9 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("change", find_different() if of_kinds else find_all(), ids=str)
     if "together" in metafunc.fixturenames:
         alone = [pytest.param((change,), marks=pytest.mark.long) for change in find_all()]
-        models = find_together(norms=metafunc.function.__name__ not in ("test_it_is_one_graph", "test_it_exports"))
+        models = find_together(
+            norms=metafunc.function.__name__ not in ("test_it_is_one_graph", "test_it_exports", "test_it_traces")
+        )
         metafunc.parametrize("together", [*models, *alone], ids=lambda changes: "+".join(map(str, changes)))
 
 

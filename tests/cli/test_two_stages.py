@@ -17,7 +17,7 @@ from vitmods.train import TrialRun
 from vitmods.util.errors import UserError
 
 MASKED = "beit(epochs=1,codes=16,masked=0.4,batch_size=128,decoder_depth=1)"
-COMMAND = ["compare", "--base", "mu1/2", "--arms", "dpn", "--seeds", "2", "--epochs", "1", "--limit-train", "200"]
+COMMAND = ["compare", "--base", "mu1/2", "--arms", "dpn", "--seeds", "1", "--epochs", "1", "--limit-train", "200"]
 COMMAND += ["--device", "cpu", "--workers", "1", "--cost-seconds", "0", "--pretrain", MASKED, "--quiet"]
 COMMAND += ["--batch-size", "25"]
 
@@ -36,17 +36,16 @@ def test_both_stages_resume_in_the_same_bits(tmp_path, monkeypatch, capsys):
     assert not whole.exists()
     assert shell([*COMMAND, "--out", str(whole)]) == 0
     for arm in ("base", "dpn"):
-        for seed in (0, 1):
-            first, second = (
-                json.loads((folder / f"trials/{arm}/seed{seed}/config.json").read_text())
-                for folder in (whole / "pretraining", whole)
-            )
-            assert (first["task"], second["task"]) == ("beit", "classification")
-            assert first["data"]["splits"]["train"]["count"] > second["data"]["splits"]["train"]["count"] == 200
-            start = second["start"]
-            assert start.get("arm", start["source"]).endswith(f"pretraining/trials/{arm}")
-            assert (first["recipe"]["beit"]["codes"], second["arm"]) == (16, arm)
-    step, steps, kills = TrialRun._train_step, [], [17, 50]
+        first, second = (
+            json.loads((folder / f"trials/{arm}/seed0/config.json").read_text())
+            for folder in (whole / "pretraining", whole)
+        )
+        assert (first["task"], second["task"]) == ("beit", "classification")
+        assert first["data"]["splits"]["train"]["count"] > second["data"]["splits"]["train"]["count"] == 200
+        start = second["start"]
+        assert start.get("arm", start["source"]).endswith(f"pretraining/trials/{arm}")
+        assert (first["recipe"]["beit"]["codes"], second["arm"]) == (16, arm)
+    step, steps, kills = TrialRun._train_step, [], [17, 28]
 
     def killed(run, batch):
         steps.append(run.folder)
@@ -60,7 +59,7 @@ def test_both_stages_resume_in_the_same_bits(tmp_path, monkeypatch, capsys):
     assert stages == {True, False}, "both stages must have been stopped"
     assert codes == [128 + signal.SIGTERM] * len(kills) + [0]
     weights = content(whole, "*.safetensors")
-    assert len(weights) == 12  # of 4 trials in each stage; the first has modules of its task
+    assert len(weights) == 6  # of 2 trials in each stage; the first has modules of its task
     assert content(broken, "*.safetensors") == weights
     capsys.readouterr()
     assert shell([*COMMAND, "--out", str(whole), "--dry-run"]) == 0
@@ -68,7 +67,7 @@ def test_both_stages_resume_in_the_same_bits(tmp_path, monkeypatch, capsys):
     for folder in (whole / "pretraining", whole):  # the command of both
         words = shlex.split(json.loads((folder / "study.json").read_text())["command"])
         assert shell([*words[1:], "--dry-run"]) == 0
-    assert shell([*COMMAND, "--seeds", "3", "--out", str(whole), "--dry-run"]) == 0
+    assert shell([*COMMAND, "--seeds", "2", "--out", str(whole), "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_every_kind_of_norm_is_on_a_page(kind):
 COUNT = re.compile(r"(?:`([^`]+)` on )?S/16: ([+-][\d,]+)\s+parameters")
 
 
+@cache
 def parameters_of(*changes: Change) -> int:
     with torch.device("meta"):  # shapes alone
         return count_params(vm.ViT(edit(ViTConfig.from_name("S/16"), changes)))

@@ -65,7 +65,9 @@ def test_onnx_runtime_computes_the_same(arm, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@every_model
+@pytest.mark.parametrize(
+    "arm", [pytest.param(arm, marks=[pytest.mark.long] * (0 < number < 4)) for number, arm in enumerate(MODELS)]
+)
 def test_the_older_onnx_exporter(arm):
     """With trained weights: this exporter merges equal parameters, as untrained norms have them, and loses some."""
     model, images, graph = small(arm), torch.randn(7, 3, 8, 8), io.BytesIO()

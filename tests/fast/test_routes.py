@@ -339,8 +339,8 @@ def test_refused_folders(library, tmp_path):
         vm.save_pretrained(winner("timm, layerscale"), tmp_path / "a file", library=library)
 
 
-@pytest.mark.parametrize("channels", [1, 4])
-def test_other_channels_without_a_head_in_half_precision(channels, tmp_path):
+def test_other_channels_without_a_head_in_half_precision(tmp_path):
+    channels = 4
     model = placed(timm.create_model("vit_tiny_patch16_224", **{**TIMM, "num_classes": 0}, in_chans=channels), "dpn")
     model = model.eval().bfloat16()
     vm.export(model, tmp_path / "a folder" / "m.1.pt2", precision="float32")

@@ -32,6 +32,16 @@ MODELS = {
 }
 every_form = pytest.mark.parametrize("forms", FORMS.values(), ids=FORMS)
 every_model = pytest.mark.parametrize("kind", MODELS)
+each_form = pytest.mark.parametrize(  # all together on each model, and each by itself on one
+    ("kind", "forms"),
+    [
+        pytest.param(
+            kind, forms, id=f"{kind}-{name}", marks=[pytest.mark.long] * (name != "all" and kind != "class token")
+        )
+        for kind in MODELS
+        for name, forms in FORMS.items()
+    ],
+)
 models_apart = pytest.mark.parametrize("kind", ["class token", "parallel"])  # where what is run has parts of its own
 
 
@@ -124,8 +134,7 @@ def _shapes(values):
     return tuple(values.shape) if isinstance(values, torch.Tensor) else values
 
 
-@every_form
-@every_model
+@each_form
 @pytest.mark.parametrize("training", [True, False])
 def test_hooks_hear_what_they_hear_of_the_plain_form(kind, forms, training):
     model = build(kind).train(training)
@@ -158,8 +167,7 @@ def test_one_hook_anywhere_hears_the_same_and_may_change_what_it_hears(kind):
             heard.clear()
 
 
-@every_form
-@every_model
+@each_form
 def test_hooks_for_all_modules(kind, forms):
     model, heard = build(kind), []
     handle = nn.modules.module.register_module_forward_hook(
@@ -291,8 +299,7 @@ def test_values_written_through_data_are_seen(kind):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
-@every_form
-@every_model
+@each_form
 def test_quantized_maps(kind, forms):
     model = build(kind).float().eval()
     with warnings.catch_warnings():
@@ -316,8 +323,7 @@ def test_traced(kind):
     assert_plain_evaluation(model, forms, traced)
 
 
-@every_form
-@every_model
+@each_form
 def test_symbolically_traced(kind, forms):
     model = build(kind).eval()
     model.forms = forms
@@ -350,8 +356,7 @@ def assert_plain_evaluation(model, forms, run):
         torch.testing.assert_close(fast[name], plain[name], rtol=1e-10, atol=1e-10)
 
 
-@every_form
-@every_model
+@each_form
 def test_copies_and_pickles_keep_their_forms(kind, forms):
     model = build(kind)
     names = list(model.state_dict())
@@ -362,8 +367,7 @@ def test_copies_and_pickles_keep_their_forms(kind, forms):
         assert_plain(same, [forms])
 
 
-@every_form
-@every_model
+@each_form
 def test_second_derivatives(kind, forms):
     """Of the loss by the images, against torch.func, which knows no form; as PyTorch's fused attention has none, in
     single operations."""

@@ -115,7 +115,11 @@ def test_costs_and_the_metric_of_a_protocol_are_measured(study):
     assert "knn" in (study / "results.json").read_text()
 
 
-OPTIONS = {"fewshot": ["--shots", "1", "5"], "corruptions": ["--corruptions", "gaussian_noise", "--severities", "1"]}
+OPTIONS = {
+    "linear": ["--linear-epochs", "2"],
+    "fewshot": ["--shots", "1", "5"],
+    "corruptions": ["--corruptions", "gaussian_noise", "--severities", "1"],
+}
 
 
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))

@@ -21,7 +21,15 @@ from vitmods.study.trial import base_config
 from vitmods.util.errors import UserError
 
 RUN = [table for table in TABLES.values() if table.study]
-BASES = [(table, base) for table in RUN for base in table.study.bases.values() if ":" not in base]
+BASES, KNOWN = [], set()
+for table in RUN:
+    for base in table.study.bases.values():
+        if ":" not in base:  # in every run: a model of each table, and each model of a recipe once
+            names = {table.name, (table.study.recipe, base)} if not table.line_up.start else {table.name}
+            BASES.append(
+                pytest.param(table, base, id=f"{table.name}-{base}", marks=[pytest.mark.long] * (names <= KNOWN))
+            )
+            KNOWN |= names
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +57,7 @@ def shown(capsys, recipe, model):
     return config
 
 
-@pytest.mark.parametrize(("table", "base"), BASES, ids=lambda part: getattr(part, "name", part))
+@pytest.mark.parametrize(("table", "base"), BASES)
 def test_a_trial_has_the_network_that_its_recipe_shows(photos, capsys, table, base):
     study = table.study
     if table.line_up.start:  # the weights say what base is

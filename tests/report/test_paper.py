@@ -34,7 +34,8 @@ def compiled(folder):
     if shutil.which("pdflatex") is None or shutil.which("bibtex") is None:
         pytest.skip("pdflatex and bibtex are not installed")
     once = ["pdflatex", "-interaction=nonstopmode", "-no-shell-escape", "main"]
-    for command in (once, ["bibtex", "main"], once, once):
+    draft = [*once[:-1], "-draftmode", "main"]
+    for command in (draft, ["bibtex", "main"], draft, once):
         subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=60)
     log, cited = ((folder / f"main.{kind}").read_text(errors="replace") for kind in ("log", "blg"))
     assert (folder / "main.pdf").stat().st_size > 10_000
@@ -67,7 +68,13 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("name", [*DESIGNS, *MADE])
+REPEATS = ("bases", "folds", "until decided", "alone", "one seed", "unfinished", "without images")
+"""whose files are built of the same parts as those of others"""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in REPEATS)) for name in (*DESIGNS, *MADE)]
+)
 def test_the_files_compile_and_fit(name, request, synthetic, tmp_path):
     answer = MADE[name](synthetic) if name in MADE else Answer.load(request.getfixturevalue("finished")(name))
     folder = write_paper(answer, tmp_path / "paper")

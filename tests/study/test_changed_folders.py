@@ -1,8 +1,10 @@
 """Models that were changed in place as folders: what is written is opened again, and other files are refused."""
 
+import functools
 import json
 import os
 import pickle
+import shutil
 
 import pytest
 import timm
@@ -56,9 +58,23 @@ def output_of(model):
     return output if isinstance(output, torch.Tensor) else output[0]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.fixture(scope="module")
+def write(tmp_path_factory):
+    """write(name, text, folder): the folder of a changed model, which is made once."""
+
+    @functools.cache
+    def made(name, text):
+        folder = tmp_path_factory.mktemp("written")
+        vm.save_pretrained(changed(name, text), folder, base=MODELS[name][1])
+        return folder
+
+    return lambda name, text, folder: shutil.copytree(made(name, text), folder)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n == "timm dinov3")) for n in MODELS])
 def test_what_is_written_is_opened_again(name, tmp_path):
-    model = changed(name, EVERY.replace("+dpn", "") if name == "hf bert" else EVERY)
+    text = {"hf bert": EVERY.replace("+dpn", ""), "timm named": "layerscale(init=0.5)+dpn"}  # which is large
+    model = changed(name, text.get(name, EVERY))
     vm.save_pretrained(model, tmp_path / "model", base=MODELS[name][1])
     again = vm.from_pretrained(tmp_path / "model")
     assert type(again) is type(model)
@@ -140,11 +156,11 @@ def pickled(folder):
 
 @pytest.mark.parametrize("damage", [other_shape, without_one, cut, pickled])
 @pytest.mark.parametrize("name", ["timm vit", "hf dinov2"])
-def test_damaged_weights_are_refused(name, damage, tmp_path):
-    vm.save_pretrained(changed(name), tmp_path, base=MODELS[name][1])
-    damage(tmp_path)
+def test_damaged_weights_are_refused(name, damage, write, tmp_path):
+    folder = write(name, EVERY, tmp_path / "model")
+    damage(folder)
     with pytest.raises(UserError, match=r"cannot be read|other weights|do not fit|missing"):
-        vm.from_pretrained(tmp_path)
+        vm.from_pretrained(folder)
 
 
 RECORDS = {
@@ -163,14 +179,14 @@ RECORDS = {
 
 @pytest.mark.parametrize("kind", RECORDS)
 @pytest.mark.parametrize("name", ["timm vit", "hf dinov2"])
-def test_damaged_records_are_refused_before_anything_is_run(name, kind, tmp_path):
-    vm.save_pretrained(changed(name, "normformer"), tmp_path, base=MODELS[name][1])
-    path, key = (tmp_path / "config.json", "vitmods_changes") if name.startswith("hf") else (
-        tmp_path / "vitmods.json", "insertions")  # fmt: skip
+def test_damaged_records_are_refused_before_anything_is_run(name, kind, write, tmp_path):
+    folder = write(name, "normformer", tmp_path / "model")
+    path, key = (folder / "config.json", "vitmods_changes") if name.startswith("hf") else (
+        folder / "vitmods.json", "insertions")  # fmt: skip
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, key: RECORDS[kind](content[key])}))
     with pytest.raises(UserError):
-        vm.from_pretrained(tmp_path)
+        vm.from_pretrained(folder)
 
 
 def indexed(names):
@@ -224,9 +240,8 @@ OUTSIDE = {
 
 
 @pytest.mark.parametrize("kind", OUTSIDE)
-def test_a_folder_of_hugging_face_reaches_nothing_outside_of_it(kind, tmp_path):
-    folder, (harm, reason) = tmp_path / "model", OUTSIDE[kind]
-    vm.save_pretrained(changed("hf vit", "layerscale(init=0.5)"), folder)
+def test_a_folder_of_hugging_face_reaches_nothing_outside_of_it(kind, write, tmp_path):
+    folder, (harm, reason) = write("hf vit", "layerscale(init=0.5)", tmp_path / "model"), OUTSIDE[kind]
     harm(folder)
     with pytest.raises(UserError, match=reason) as refused:
         vm.from_pretrained(folder)

@@ -53,8 +53,15 @@ def relabeled(images):
     (images / "train/cat/0.png").rename(images / "train/dog/0 of cat.png")
 
 
-@pytest.mark.parametrize("change", [added, removed, changed, relabeled])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        *(("plain", change) for change in (added, removed, changed, relabeled)),
+        *(("folds", removed), ("sweep", changed)),
+        *(pytest.param("folds", change, marks=pytest.mark.long) for change in (added, changed, relabeled)),
+        *(pytest.param("sweep", change, marks=pytest.mark.long) for change in (added, removed, relabeled)),
+    ],
+)
 def test_a_process_that_starts_after_the_images_changed_trains_nothing(images, tmp_path, kind, change):
     """What a worker, a Ray node and a Slurm job do: they read study.json, and list the images."""
     folder = StudyFolder(tmp_path / "out")

@@ -287,13 +287,18 @@ def test_reading_and_resuming_are_no_looks(images, runs):
         ),
         ({"arms": ["b=dpn"], "no_reuse": True}, INTERIM_LEVEL, 2, "Trials of these arms were shown before"),
         ({"seeds": 2}, INTERIM_LEVEL * 4 / 9, 2, "Trials of these arms were shown before"),
-        ({"seeds": 4}, INTERIM_LEVEL / 4, 2, "Trials of these arms were shown before"),
+        pytest.param(
+            {"seeds": 4}, INTERIM_LEVEL / 4, 2, "Trials of these arms were shown before", marks=pytest.mark.long
+        ),
         ({"seeds": 4, "until_decided": True}, INTERIM_LEVEL / 4, 2, "Trials of these arms were shown before"),
         ({"arms": ["layerscale"]}, 0.05, 1, "Base's trials were shown with other arms in 1 other study"),
         ({"arms": ["dpn", "rms", "layerscale"]}, 0.05, 3, "Arms were added after scores were seen: 2 arms"),
         ({"metric": "nll"}, 0.05, 2, "The metric was changed after the scores were seen: it is nll and was top1"),
         ({"seeds": [3, 4, 5]}, 0.05, 2, "with other seeds, another split or on another machine"),
-        ({"split_seed": 1}, 0.05, 2, "with other seeds, another split or on another machine"),
+        pytest.param(
+            *({"split_seed": 1}, 0.05, 2, "with other seeds, another split or on another machine"),
+            marks=pytest.mark.long,
+        ),
         ({"seeds": [2, 0, 1]}, 0.05, 2, ""),
         (
             {"sweep": {"lr": [2e-3, RECIPE.optimizer.lr]}},

@@ -26,7 +26,7 @@ def shapes(tmp_path_factory, example):
     return example("detection").write_shapes(tmp_path_factory.mktemp("shapes"), {"train": 8, "val": 4}, (48, 64))
 
 
-@pytest.mark.parametrize("name", ["detection", "instance_segmentation"])
+@pytest.mark.parametrize("name", [pytest.param("detection", marks=pytest.mark.long), "instance_segmentation"])
 def test_a_broken_off_trial_ends_in_the_same_bits(shapes, tmp_path, ends_in_the_same_bits, name):
     def make():
         task = TASKS[name].from_recipe(RECIPE)
