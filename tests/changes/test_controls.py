@@ -24,7 +24,7 @@ def arms(text, base="Ti3/16", **options):
         ("dtn", {}, [("late", "dtn(trade_off=1.0)")]),
         ("dtn(norms=both,blocks=1)", {}, [("late1", "dtn(trade_off=1.0,blocks=1)")]),
         ("gpsa", {}, [("late", "dtn(trade_off=1.0)")]),
-        ("dtn+gpsa", {}, [("late", "dtn(trade_off=1.0)")] * 2),
+        ("dtn+dpn", {}, []),  # its control would have dpn too
         ("dtn(trade_off=1)", {}, []),
         ("dtn", {"class_token": False, "pool": "avg"}, []),
         ("postnorm", {}, [("post-post-final", "placement(attn=post,mlp=post,keep_final=true)")]),

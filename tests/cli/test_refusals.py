@@ -24,7 +24,7 @@ train --lr ten                                     -> --lr
 finetune --data digits                             -> Say what is adapted: --model
 finetune --model x --limit-trian 9                 -> --limit-trian
 report runs/pets --out answer.gif                  -> must end with .html, .svg, .pdf or .png
-report runs/pets --copy bibtex --out answer.pdf    -> leave one of the two out
+report runs/pets --copy bibtex --out answer.pdf    -> files: give one of them
 recipe                                             -> vitmods recipe show NAME
 recipe a2                                          -> vitmods recipe show NAME
 recipe show                                        -> recipe show

@@ -137,11 +137,14 @@ def test_a_first_stage_without_all_weights_is_an_error(tmp_path, monkeypatch, ca
     assert trained["batch_size"] != 25
 
 
+BEIT = "layer_scale=0.1&position=none&position_on_prefix=false&rel_pos=shared"
+
+
 @pytest.mark.parametrize(
     ("options", "stage"),
     [
-        ({}, ("beit", "B/2")),
-        ({"base": "mu1/4", "pretrain": "beit(codes=9)"}, ("beit", "mu1/4")),
+        ({}, ("beit", f"B/2?{BEIT}")),
+        ({"base": "mu1/4", "pretrain": "beit(codes=9)"}, ("beit", f"mu1/4?{BEIT}")),
         ({"task": "beit"}, None),  # the first stage by itself
     ],
 )

@@ -297,7 +297,7 @@ def test_the_shell_lists_claims_within_80_columns(capsys, monkeypatch):
     assert main(["paper", "claims", "--paper", "norm", "--json"]) == 0
     described = json.loads(capsys.readouterr().out)
     assert [entry["says"] for entry in described] == [claim.says for claim in PAPERS["norm"].claims]
-    assert described[0]["tests"][0]["command"] == studies()["demo"].command
+    assert described[0]["tests"][0]["command"] == studies()["norm-choice"].command
     assert described[0]["holds"] == {"warm_up": "without", "start": "new"}
     assert [entry["holds"]["depth"] for entry in described if "much deeper" in entry["says"]] == [[24, None]]
     proofs = [entry["proof"] for entry in described if entry["status"] == "proven"]

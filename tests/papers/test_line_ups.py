@@ -167,7 +167,8 @@ def test_line_ups_follow_the_size_of_the_images_and_have_all_placements():
     assert TABLES["dtn-table2"].line_up.scaled(2) == ["timm:swin_tiny_patch4_window7_224"]
     arms = {str(change) for arm in arms_from_text("paper:dpn-figure1") for change in arm.changes}
     places = [vm.Placement(attn=a, mlp=m) for a in ("pre", "post", "pre+post") for m in ("pre", "post", "pre+post")]
-    assert {str(place) for place in places[1:]} | {"normformer", "subln", "dpn"} == arms
+    control = str(vm.Placement(attn="post", mlp="post", keep_final=True))
+    assert {str(place) for place in places[1:]} | {"normformer", "subln", "dpn", control} == arms
 
 
 def test_the_commands_of_a_table_have_options_that_exist(capsys):

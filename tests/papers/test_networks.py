@@ -17,6 +17,7 @@ from vitmods.papers import TABLES
 from vitmods.recipes import RECIPES
 from vitmods.recipes.recipe import ModelSettings
 from vitmods.recipes.registry import network
+from vitmods.study.study import one_spelling
 from vitmods.study.trial import base_config
 from vitmods.util.errors import UserError
 
@@ -121,10 +122,10 @@ def test_a_recipe_from_python_and_from_a_file_brings_its_network_too(photos):
         ("dpn-table1", "small_data(epochs=2)", "activation=gelu_tanh&position_on_prefix=false&representation=true"),
         ("dpn-table1", "deit", ""),
         ("dpn-table1", RECIPES["deit"](), ""),
-        ("dpn-table1", "better_plain(epochs=9,warmup_epochs=1)", "activation=gelu_tanh&position_on_prefix=false&"
-         "class_token=false&pool=avg&position=sincos2d&representation=true"),
-        ("dtn-table3", "small_data", "qkv_bias=false&position_on_prefix=false"),
-        ("dtn-table7a", "dino_small", "qkv_bias=false&position_on_prefix=false"),
+        ("dpn-table1", "better_plain(epochs=9,warmup_epochs=1)", "activation=gelu_tanh&class_token=false&pool=avg&"
+         "position=sincos2d&position_on_prefix=false&representation=true"),
+        ("dtn-table3", "small_data", "position_on_prefix=false&qkv_bias=false"),
+        ("dtn-table7a", "dino_small", "position_on_prefix=false&qkv_bias=false"),
         ("norm-choice", None, ""),
     ],
 )  # fmt: skip
@@ -141,12 +142,33 @@ def test_a_base_that_says_what_it_is_stays_as_it_is(base):
 
 
 @pytest.mark.parametrize(
+    ("written", "spelling"),
+    [
+        ("mu2/8?", "mu2/8"),
+        ("mu2/8?activation=gelu", "mu2/8"),
+        ("mu2/8?depth=2&representation=True&activation=gelu_tanh", "mu2/8?activation=gelu_tanh&representation=true"),
+        ("T2T-14?depth=3", "T2T-14?depth=3"),
+        ("timm:vit_tiny_patch16_224?b=1&a=2", "timm:vit_tiny_patch16_224?b=1&a=2"),
+    ],
+)
+def test_a_base_has_one_spelling(written, spelling):
+    assert one_spelling(written) == one_spelling(spelling) == spelling
+
+
+def test_the_paper_s_size_says_its_network_also_where_patches_shrink(photos):
+    study = vm.Study(None, "paper:dpn-table1", photos, "small_data(epochs=2)", img_size=32)
+    bases = {base.partition("?")[0]: base for base in study.settings.sweep.to_dict()["base"]}
+    assert ["representation" in base for base in bases.values()] == [False, True, True, True, True]  # S/32 first
+
+
+@pytest.mark.parametrize(
     ("base", "words"),
     [
         ("mu3/8?activation=relu", "activation cannot be 'relu'. Did you mean 'gelu'"),
         ("mu3/8?activatoin=gelu", "does not have a setting 'activatoin'. Did you mean 'activation'.*All: img_size"),
         ("mu3/8?img_size=96", r"img_size follows from the images \(--img-size\)"),
         ("mu3/8?drop_path=0.2", "the recipe sets drop_path too"),
+        ("mu3/8?depth=3&depth=4", "sets an option twice"),
         ("mu3/8?layer_scale=big", "layer_scale of a ViTConfig is a finite number or None"),
         ("mu3?activation=gelu", "is not the name of a ViT"),
     ],

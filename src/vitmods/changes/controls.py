@@ -57,16 +57,17 @@ CONTROLS: dict[str, Control] = {
     "gpsa": Control("a class token that joins late, without a position", _late),
     "placement": Control("the loss of the final norm", _with_final_norm),
     "registers": Control("more multiply-adds", _as_costly),
-    "swiglu": Control("more multiply-adds", _as_costly),
+    "swiglu": Control("more multiply-adds", lambda change, config: change.hidden and _as_costly(change, config)),
 }
 """change -> its control; changes that bring nothing along have none"""
 
 
 def controls(edits: "Iterable[Edit]", config: ViTConfig) -> list[tuple[str, str, Change]]:
-    """What the changes of an arm bring along in a model with this config: (what, name of the control, its change)."""
-    found = []
-    for edit in edits:
-        control = CONTROLS.get(edit.name) if isinstance(edit, Change) else None
-        if control is not None and (arm := control.arm(edit, config)):
-            found.append((control.brings, *arm))
-    return found
+    """What the change of an arm brings along in a model with this config: (what, name of the control, its change).
+
+    Of an arm with several changes nothing: its control would have the others too.
+    """
+    first, *others = edits
+    control = None if others or not isinstance(first, Change) else CONTROLS.get(first.name)
+    arm = control.arm(first, config) if control is not None else None
+    return [(control.brings, *arm)] if control is not None and arm else []

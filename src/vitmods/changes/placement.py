@@ -50,6 +50,8 @@ class Placement(Change):
                 raise UserError(f"placement({name}=...) is pre, post or pre+post, got '{getattr(self, name)}'.")
         if self.reading not in _READINGS:
             raise UserError(f"placement(reading=...) cannot be '{self.reading}'. {nearest(self.reading, _READINGS)}")
+        if self.keep_final and (self.reading == "branch" or self.mlp == "pre"):
+            raise UserError(f"'{self}' keeps the final norm anyway: leave keep_final out.")
 
     @property
     def fills(self) -> frozenset[Slot]:

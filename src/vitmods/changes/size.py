@@ -14,7 +14,7 @@ _EITHER = (("depth", "deeper"), ("width", "wider"))
 @dataclass(frozen=True)
 class Size(Change):
     """A ViT of another size: ``depth`` blocks or ``deeper`` times as many, ``width`` channels or ``wider`` times as
-    many, ``heads``. Weights are kept unless the width changes.
+    many, ``heads``. Weights are kept unless the width or ``mlp`` changes.
 
     The MLP stays as many times as wide as the tokens, or has ``mlp`` hidden channels. Without ``heads`` the channels of
     a head stay as they are, and
@@ -35,7 +35,7 @@ class Size(Change):
         "GFLOPs) 73.2 and of 18 x 2 73.3 (Table 3)"
     )
     example = MappingProxyType({"deeper": 2})
-    words = ("depth", "width", "heads", "wider", "deeper")
+    words = ("depth", "width", "heads", "wider", "deeper", "mlp")
     fills = frozenset({Slot.SIZE})
 
     depth: int | None = None

@@ -7,7 +7,7 @@ views; the one that is best on images that are not evaluated counts. Features ar
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,14 @@ from torch import Tensor
 from vitmods.data.batch import for_device
 from vitmods.evals.base import ProtocolResult, accuracy_of, protocol
 from vitmods.evals.features import check_probe, choosing_split
+from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs
 from vitmods.tasks.metrics import Metric
 from vitmods.train.probe import Features, held_out
+from vitmods.util.errors import UserError
+
+if TYPE_CHECKING:
+    from vitmods.data import ImageDataset
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 """for steps of BATCH images; DINO's own is 1e-3"""
@@ -38,11 +43,18 @@ class Layers(NamedTuple):
         return features @ self.weight + self.bias
 
 
+def check_linear(dataset: "ImageDataset", split: str, options: Options) -> None:
+    """Raise UserError as the probe's check, and for inputs that are not images."""
+    check_probe(dataset, split, options)
+    if not hasattr(dataset, "in_random_crops"):
+        raise UserError("linear learns from random crops of images, which these inputs are not: take probe.")
+
+
 @protocol(
     "linear",
     "a linear layer on augmented views",
     (Metric("linear", "linear evaluation accuracy", "linear"),),
-    check=check_probe,
+    check=check_linear,
     reads_logits=False,
     options=("linear_epochs",),
 )

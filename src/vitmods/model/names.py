@@ -71,7 +71,10 @@ _TIMM_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H
 def split_options(name: str) -> tuple[str, dict[str, Any]]:
     """The name of a model, and the options behind its question mark: numbers, true, false, none, or words."""
     plain, _, written = name.partition("?")
-    options: dict[str, Any] = dict(parse_qsl(written, keep_blank_values=True))
+    pairs = parse_qsl(written, keep_blank_values=True)
+    options: dict[str, Any] = dict(pairs)
+    if len(options) < len(pairs):
+        raise UserError(f"{name} sets an option twice: leave one of them out.")
     for key, text in options.items():
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # it stays a word
             is_constant = text.lower() in ("true", "false", "none")

@@ -117,7 +117,8 @@ def network(base: str, recipe: str) -> str:
     """
     if not recipe or not re.fullmatch(rf"({'|'.join(map(re.escape, SIZES))})(\d+(x\d+)?)?/\d+", base):
         return base
-    return with_options(base, architecture(split_recipe(recipe)[0], base, split_recipe(recipe)[1]))
+    name, settings = split_recipe(recipe)
+    return with_options(base, architecture(name, base, settings))
 
 
 def settings_of(function: Callable[..., Recipe]) -> dict[str, Any]:

@@ -319,9 +319,11 @@ def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = N
     records, curves = with_curves(state, _without_spare(state, taken))
     decision, questions = settings.design.questions(state, taken, reference)
     (first_name, headline), costs = next(iter(questions.items())), _costs(folder, settings, reference)
-    if headline.against:
-        remarks = remarks_on_controls(settings.arms, models[BASE].config, decision)
-        questions[first_name] = headline = replace(headline, remarks={**headline.remarks, **remarks})
+    if headline.against and "base" not in first.to_dict():  # bases may differ in what an arm brings along
+        remarks = dict(headline.remarks)
+        for arm, text in remarks_on_controls(settings.arms, models[BASE].config, decision).items():
+            remarks[arm] = "; ".join(filter(None, (remarks.get(arm), text)))
+        questions[first_name] = headline = replace(headline, remarks=remarks)
     base_cost, arm_costs = costs[first] if "base" not in first.to_dict() else (None, {})
     arms = {
         arm.name: arm_answer(state, models[arm.name], records, arm, decision, arm_costs) for arm in settings.every_arm

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from vitmods.adapters.libraries import LIBRARIES
 from vitmods.finetune.roles import ALL, MATCH, WAYS, TrainedPart
 from vitmods.recipes.recipe import fields_by_name
+from vitmods.recipes.registry import network
 from vitmods.study.grid import read_value, show_value
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry, load_plugins, named_by_user
@@ -58,14 +59,16 @@ class LineUp:
     recipe: str = ""
     network: str = ""
 
-    def scaled(self, patch: int = 16) -> list[str]:
+    def scaled(self, patch: int = 16, paper: str = "") -> list[str]:
         """The bases for smaller images, where the side of a patch is `patch` and not 16: S/32 becomes S/4 for 2. Models
-        of other libraries stay as they are."""
+        of other libraries stay as they are. paper: the recipe whose paper says what else the bases are."""
 
         def smaller(side: re.Match[str]) -> str:
             return f"/{max(1, int(side[1]) * patch // 16)}"
 
-        return [base if ":" in base else re.sub(r"/(\d+)(?=\?|$)", smaller, base) for base in self.bases]
+        return [
+            base if ":" in base else re.sub(r"/(\d+)(?=\?|$)", smaller, network(base, paper)) for base in self.bases
+        ]
 
 
 LINE_UPS: Registry[Callable[[str], LineUp | None]] = Registry("kind of line-up", "vitmods.papers.table")

@@ -460,8 +460,8 @@ def _without_controls(settings: Settings, base: Base) -> Iterator[str]:
     there = {edit for arm in settings.arms for edit in arm.changes if len(arm.changes) == 1}
     missing: dict[str, list[str]] = {}
     for arm in settings.arms:
-        for brings, name, change in controls(arm.changes, base):
-            if change not in there:
+        for brings, name, change in controls(arm.changes, base) if arm.changes else ():
+            if change not in there and not ("start" in settings.fixed and change.preserves == "nothing"):
                 missing.setdefault(f"{brings}, which the arm {name}={change} tells apart", []).append(arm.name)
     for text, names in missing.items():
         verb = "brings" if len(names) == 1 else "bring"

@@ -159,7 +159,8 @@ class Question:
 
 
 def remarks_on_controls(arms: Iterable[Arm], base: Mapping[str, Any], decision: Decision) -> dict[str, str]:
-    """Say of each arm what it brings along besides its idea, and how it compares with the arm that has only that.
+    """Say of each arm what it brings along besides its idea, and how it compares with the arm that has only that, if
+    there is one; a notice proposes those that are missing.
 
     base: the config of base's model, as study.json has it; of another library's model there is nothing to say.
     """
@@ -171,16 +172,16 @@ def remarks_on_controls(arms: Iterable[Arm], base: Mapping[str, Any], decision: 
     config, alone = ViTConfig.from_dict(base), {arm.changes[0]: arm.name for arm in arms if len(arm.changes) == 1}
     remarks = {}
     for arm in arms:
-        for brings, _, change in controls(arm.changes, config):
+        for brings, _, change in controls(arm.changes, config) if arm.changes else ():
             control = alone.get(change)
             pair = decision.pairs.get((arm.name, control)) if control else None
             if pair is None and control and (other := decision.pairs.get((control, arm.name))):
                 pair = Pair(-other.effect, -other.high, -other.low)
-            text = f"it also brings {brings}, which {control or 'no arm'} tells apart"
+            if control:
+                remarks[arm.name] = f"it also brings {brings}, which {control} tells apart"
             if pair is not None:
                 ends = f"[{signed(pair.low)}, {signed(pair.high)}]"
-                text += f": against {control} {signed(pair.effect)} {ends}, over all pairs"
-            remarks[arm.name] = text
+                remarks[arm.name] += f": against {control} {signed(pair.effect)} {ends}, over all pairs"
     return remarks
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vitmods.model.config import ViTConfig, check_options, fields_of_name
-from vitmods.model.names import split_options
+from vitmods.model.names import split_options, with_options
 from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import fields_by_name
 from vitmods.recipes.registry import evidence, network, split_recipe
@@ -162,7 +162,8 @@ class Study:
         self._common |= {"paper": self._paper, "swept": make_grid(settings.sweep).to_dict().get("base", ())}
         fixed, self._defaults, self._recipe_note = fixed_settings(model, images=images, **self._common)
         if "base" in (sweep := make_grid(settings.sweep).to_dict()):
-            settings = replace(settings, sweep=sweep | {"base": [network(name, self._paper) for name in sweep["base"]]})
+            bases = [one_spelling(network(name, self._paper)) for name in sweep["base"]]
+            settings = replace(settings, sweep=sweep | {"base": bases})
         unset = open_settings(model, recipe, images, start)
         if seeds is None and not of_start and chosen_arms:  # base alone has all of its seeds
             unset |= {"seeds"}
@@ -233,7 +234,7 @@ class Study:
                 using.append(f"--task {task}")
             if line_up.bases and not (base or start or "base" in sweep):
                 patch = defaults_for(str(given["data"])).base.rpartition("/")[2]
-                base = tuple(line_up.scaled(int(patch) if patch.isdigit() else 16))
+                base = tuple(line_up.scaled(int(patch) if patch.isdigit() else 16, self._paper))
                 using.append(f"--base {' '.join(base)}")
             if not sweep:
                 sweep = {name: list(values) for name, values in line_up.sweep.items()}
@@ -546,6 +547,15 @@ def _describe_networks(bases: Iterable[str], paper: str) -> str:
     )
 
 
+def one_spelling(base: str) -> str:
+    """Write a ViT's name with the options that differ from what it says without them, in one order."""
+    name, options = split_options(base)
+    if is_foreign(base) or not options:
+        return base if is_foreign(base) else name
+    usual = json.loads(ViTConfig().to_json()) | fields_of_name(name)
+    return with_options(name, {key: options[key] for key in sorted(options) if options[key] != usual.get(key, ...)})
+
+
 def check_base(base: str, recipe: Recipe | None = None) -> None:
     """Raise UserError for a base that is not a ViT's name, and for options that it does not have or that the images or
     the recipe set. Models of other libraries have options of their own."""
@@ -646,7 +656,7 @@ def fixed_settings(
     if isinstance(base, str) and start is None:
         given = [name for name in swept or (base,) if network(name, paper) != name]
         reason = " ".join(filter(None, (reason, _describe_networks(given, paper) if given else "")))
-        base = network(base, paper)
+        base = one_spelling(network(base, paper))
         for name in swept or (base,):
             check_base(name, recipe)
     chosen = {field.name: getattr(images, field.name) for field in fields(ImageOptions)}

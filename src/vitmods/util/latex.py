@@ -111,7 +111,8 @@ def tabular(header: Sequence[str], rows: Sequence[Sequence[str]], lines: Contain
             return rf"{span}{{\raggedright\itshape {breaking(row[0], _RUN)}}}\tabularnewline"
         flush = r"\raggedright\hspace{0pt}"
         cells = (tex(cell) if fit else flush + breaking(cell, _RUN) for cell, fit in zip(row, fits, strict=True))
-        return f"{' & '.join(cells)}\\tabularnewline"
+        protected = "{}" * row[0].startswith(("*", "["))  # which the end of the row before would read as its own
+        return f"{protected}{' & '.join(cells)}\\tabularnewline"
 
     first, *body = map(line, table)
     ruled = [r"\hline" * (i in lines) + cells for i, cells in enumerate(body)]
