@@ -7,16 +7,13 @@ difference of the arm and its control, not of the arm and base.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from vitmods.changes.base import Change
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.placement import Placement
 from vitmods.changes.size import Size
 from vitmods.model.config import ViTConfig
-
-if TYPE_CHECKING:
-    from vitmods.study.arms import Edit
 
 LEAST = 0.01  # of base's multiply-adds
 
@@ -62,10 +59,10 @@ CONTROLS: dict[str, Control] = {
 """change -> its control; changes that bring nothing along have none"""
 
 
-def controls(edits: "Iterable[Edit]", config: ViTConfig) -> list[tuple[str, str, Change]]:
-    """What the change of an arm brings along in a model with this config: (what, name of the control, its change).
+def controls(edits: Iterable[object], config: ViTConfig) -> list[tuple[str, str, Change]]:
+    """List what the change of an arm brings along in a model with this config: (what, name of the control, its change).
 
-    Of an arm with several changes nothing: its control would have the others too.
+    Empty for an arm with several changes: its control would have the other changes too.
     """
     first, *others = edits
     control = None if others or not isinstance(first, Change) else CONTROLS.get(first.name)

@@ -14,12 +14,12 @@ _EITHER = (("depth", "deeper"), ("width", "wider"))
 @dataclass(frozen=True)
 class Size(Change):
     """A ViT of another size: ``depth`` blocks or ``deeper`` times as many, ``width`` channels or ``wider`` times as
-    many, ``heads``. Weights are kept unless the width or ``mlp`` changes.
+    many, ``heads``. Weights are kept unless the width changes, those of the MLPs unless ``mlp`` changes them too.
 
     The MLP stays as many times as wide as the tokens, or has ``mlp`` hidden channels. Without ``heads`` the channels of
-    a head stay as they are, and
-    the heads follow the width. Half the width and four times the depth, ``size(wider=0.5,deeper=4)``, is S48/16 of B/16
-    (Three Things, Table 3). Parallel branches stay: the depth counts their blocks one after another.
+    a head stay as they are, and the heads follow the width. Half the width and four times the depth,
+    ``size(wider=0.5,deeper=4)``, is S48/16 of B/16 (Three Things, Table 3). Parallel branches stay: the depth counts
+    their blocks one after another.
 
     Raises UserError where blocks, channels or heads would not be whole numbers.
     """
@@ -59,8 +59,8 @@ class Size(Change):
 
     @property
     def preserves(self) -> Preserves:
-        """``weights`` where the width stays: every weight is carried, except those of removed blocks."""
-        return "weights" if self.width is None and self.wider is None and self.mlp is None else "nothing"
+        """``weights`` where the width stays: weights are carried, except those of removed blocks and replaced MLPs."""
+        return "weights" if self.width is None and self.wider is None else "nothing"
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         depth = self._whole("blocks", config.unrolled.depth, self.depth, self.deeper)
@@ -84,15 +84,18 @@ class Size(Change):
         return round(size)
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
-        """Carry all weights if the width stays, except those of removed blocks."""
-        if (old.embed_dim, old.mlp_dim) != (new.embed_dim, new.mlp_dim):
+        """Carry all weights if the width stays, except those of removed blocks and of MLPs of another width."""
+        if old.embed_dim != new.embed_dim:
             return {}
-        return {name: value for name, value in weights.items() if _block(name) < new.depth}
+        is_replaced = old.mlp_dim != new.mlp_dim
+        kept = {name: value for name, value in weights.items() if _block(name) < new.depth}
+        return {name: value for name, value in kept.items() if not (is_replaced and ".mlp." in name)}
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
-        if (old.embed_dim, old.mlp_dim) != (new.embed_dim, new.mlp_dim):
+        if old.embed_dim != new.embed_dim:
             return ("*",)
-        return tuple(f"blocks.{index}.*" for index in range(new.depth, old.depth))
+        mlps = ("blocks.*.mlp.*", "attn_pool.mlp.*") if old.mlp_dim != new.mlp_dim else ()
+        return (*(f"blocks.{index}.*" for index in range(new.depth, old.depth)), *mlps)
 
 
 def _block(name: str) -> int:

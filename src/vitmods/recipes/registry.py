@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from vitmods.model.names import SIZES, parse_name, with_options
+from vitmods.model.names import SIZES, parse_name, split_options, with_options
 from vitmods.recipes.recipe import Recipe
 from vitmods.recipes.schedule import LONGEST_WARMUP
 from vitmods.util.errors import UserError, nearest
@@ -168,10 +168,15 @@ def parse_recipe(text: str, **defaults: Any) -> Recipe:
 T = TypeVar("T")
 
 
+_SHAPE = ("embed_dim", "depth", "parallel", "num_heads", "mlp_dim")
+"""options of a ViT's name that make it another size"""
+
+
 def size_of(model: str) -> str:
     """`B` of `B/16`; with another depth `B36`, with parallel branches `B18x2`. UserError for other names."""
     size, depth, parallel, _, _ = parse_name(model)
-    return f"{size}{depth or ''}{f'x{parallel}' if parallel > 1 else ''}"
+    shape = {name: value for name, value in split_options(model)[1].items() if name in _SHAPE}
+    return with_options(f"{size}{depth or ''}{f'x{parallel}' if parallel > 1 else ''}", shape)
 
 
 def size_and_patch(model: str) -> str:

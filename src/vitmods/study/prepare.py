@@ -18,6 +18,7 @@ from vitmods.adapters.files import cached_checkpoints
 from vitmods.adapters.running import tensors_of
 from vitmods.adapters.transfer import evaluating
 from vitmods.changes.controls import controls
+from vitmods.changes.size import Size
 from vitmods.finetune.adapters import has_adapters
 from vitmods.finetune.blended import BlendedNorms, owners_of_new_norms
 from vitmods.finetune.roles import ALL, TrainedPart
@@ -461,7 +462,8 @@ def _without_controls(settings: Settings, base: Base) -> Iterator[str]:
     missing: dict[str, list[str]] = {}
     for arm in settings.arms:
         for brings, name, change in controls(arm.changes, base) if arm.changes else ():
-            if change not in there and not ("start" in settings.fixed and change.preserves == "nothing"):
+            starts_anew = "start" in settings.fixed and isinstance(change, Size)  # its MLPs, beside trained weights
+            if change not in there and not starts_anew:
                 missing.setdefault(f"{brings}, which the arm {name}={change} tells apart", []).append(arm.name)
     for text, names in missing.items():
         verb = "brings" if len(names) == 1 else "bring"

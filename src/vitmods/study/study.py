@@ -151,7 +151,9 @@ class Study:
             if of_parts := [arm.name for arm in chosen_arms if arm.recipe]:
                 raise UserError(_one_by_one(f"the arm {of_parts[0]}, which sets what is trained"))
             first = self._first_stage(chosen_arms)
-            model = self._arguments["base"] = first.settings.fixed["base"] if model is None else model
+            if isinstance(model, str | None):  # the second stage has the ViT that the first one trains
+                name = first.settings.fixed["base"]
+                model = self._arguments["base"] = name if is_foreign(name) or "?" in name else f"{name}?"
         self._common: dict[str, Any] = {
             "data": data,
             "recipe": recipe,
@@ -159,9 +161,10 @@ class Study:
             "start": start,
             "positions": positions,
         }
-        self._common |= {"paper": self._paper, "swept": make_grid(settings.sweep).to_dict().get("base", ())}
+        sweep = make_grid(settings.sweep).to_dict()
+        self._common |= {"paper": self._paper, "swept": sweep.get("base", ())}
         fixed, self._defaults, self._recipe_note = fixed_settings(model, images=images, **self._common)
-        if "base" in (sweep := make_grid(settings.sweep).to_dict()):
+        if "base" in sweep:
             bases = [one_spelling(network(name, self._paper)) for name in sweep["base"]]
             settings = replace(settings, sweep=sweep | {"base": bases})
         unset = open_settings(model, recipe, images, start)
@@ -659,6 +662,8 @@ def fixed_settings(
         base = one_spelling(network(base, paper))
         for name in swept or (base,):
             check_base(name, recipe)
+            if "?" in name and not is_foreign(name):  # wrong values, before images are read
+                ViTConfig.from_name(name, img_size=(sides[0], sides[-1]))
     chosen = {field.name: getattr(images, field.name) for field in fields(ImageOptions)}
     chosen |= {"img_size": [sides[0], sides[-1]]}
     chosen |= {"in_chans": defaults.in_chans if images.in_chans is None else images.in_chans}

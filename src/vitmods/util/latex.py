@@ -47,6 +47,7 @@ _RUN = 10  # letters without a sign that stay together in a name
 
 def tex(text: str) -> str:
     """Escape text for LaTeX; a letter that LaTeX does not have becomes its code, `\\u6570`."""
+    text = unicodedata.normalize("NFC", text)
     return "".join("-{}" if pair == "--" else _letter(pair[0]) for pair in map("".join, zip(text, f"{text[1:]} ")))
 
 
