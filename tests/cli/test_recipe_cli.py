@@ -83,7 +83,7 @@ def defaults(options):
 
 
 def test_other_commands_take_settings_and_the_model_and_epochs_for_steps():
-    assert defaults("--recipe a2(layerscale=true) --base S/16") == a2(True, "S/16")
+    assert defaults("--recipe a2(layerscale=true) --base S/4") == a2(True, "S/4")
     assert defaults("--recipe deit(epochs=20)") == deit(20)
     shorter = defaults("--recipe augreg(level=light1) --warmup-epochs 3 --epochs 30")
     assert shorter == augreg("light1", "mu3/2").with_(steps=None, warmup_steps=None, warmup_epochs=3, epochs=30)
