@@ -39,6 +39,7 @@ Our studies are small: digits and photographs of 8 to 64 px, models of a few blo
 | seen here | the interval is on the claimed side of zero; of "no gain" or "no loss": it excludes the contrary |
 | not seen here | it excludes the smallest published effect |
 | too wide to test | it does neither, or its half-width is more than twice the largest published effect |
+| decided on one processor | seen or not seen, but not again with other instructions of a processor, or not run again |
 | other conditions | every study breaks a condition of the claim: effects are shown and do not count |
 | not run | no study of the gallery tests the claim, or none that can be recomputed; the reason is given |
 
@@ -64,7 +65,10 @@ def studies_of(gallery: Path = GALLERY) -> dict[str, dict[str, Any]]:
         numbers = {arm: _numbers(text) for arm, text in {**facts["effects"], **facts.get("further", {})}.items()}
         kept = {name: facts[name] for name in ("title", "command", "date", "machine", "metric", "seeds", "facts")}
         kept |= {"scores": (gallery / "scores" / path.name).exists()}
-        entries[path.stem] = kept | {"effects": {arm: values for arm, values in numbers.items() if values}}
+        again = {arm: _numbers(text) for arm, text in facts.get("again", {}).items()}
+        for name, found in (("effects", numbers), ("again", again)):
+            kept[name] = {arm: values for arm, values in found.items() if values}
+        entries[path.stem] = kept
     return entries
 
 
@@ -101,7 +105,8 @@ def _entry(paper: str, claim: Claim) -> str:
         lines.append(f"  - Together: {'; '.join(map(str, claim.together))}.")
     for found in sorted(claim.evidence, key=lambda found: not found.counts):
         link = f"[{found.study.title}](gallery.md#{found.study.anchor})"
-        lines.append(f"  - {link}: {found.outcome}. {'; '.join(map(str, found.effects))}.")
+        again = f" Again, with other instructions: {'; '.join(map(str, found.again))}." if found.again else ""
+        lines.append(f"  - {link}: {found.outcome}. {'; '.join(map(str, found.effects))}.{again}")
     if claim.why:
         lines.append(f"  - Not run: {claim.why}.")
     return "\n".join(lines) + "\n"

@@ -13,6 +13,8 @@ import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "tutorials"
 FENCE = re.compile(r"^```(console|python)\n(.*?)^```$", re.M | re.S)
+FILE = re.compile(r"# (\w+\.py)\n")  # the first line of a block that is a file, not run
 SMALL = "--base mu2/8 --img-size 32 --epochs 4 --batch-size 16 --workers 1 --cost-seconds 0 --device cpu"
 MOST_LINES = 40
 NOTE = f"""```{{note}}
@@ -81,7 +84,9 @@ def run(page: str, name: str = "page") -> Iterator[tuple[str, str]]:
     for kind, block in FENCE.findall(page):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            if kind == "python":
+            if kind == "python" and (file := FILE.match(block)):
+                Path(file[1]).write_text(block[file.end() :], encoding="utf-8")
+            elif kind == "python":
                 exec(compile(block, name, "exec"), names)
             for line in re.findall(r"^\$ vitmods (.+)$", block, re.M) if kind == "console" else ():
                 _command(line)
@@ -89,9 +94,16 @@ def run(page: str, name: str = "page") -> Iterator[tuple[str, str]]:
 
 
 def _command(line: str) -> None:
-    from vitmods.cli import main
+    words = small(shlex.split(line))
+    if "--plugin" in words:  # what it adds stays in a process of its own
+        ran = subprocess.run([sys.executable, "-m", "vitmods", *words], capture_output=True, encoding="utf-8")
+        print(ran.stdout, ran.stderr, sep="")
+        code = ran.returncode
+    else:
+        from vitmods.cli import main
 
-    if code := main(small(shlex.split(line))):
+        code = main(words)
+    if code:
         raise RuntimeError(f"vitmods {line} ended with {code}.")
 
 

@@ -1,4 +1,4 @@
-"""Plugins of this folder, forgotten when a test is done: others of this process do without."""
+"""Plugins of this folder and the example, forgotten when a test is done: others of this process do without."""
 
 import sys
 from pathlib import Path
@@ -9,10 +9,11 @@ from vitmods.train import Interrupted, TrialRun
 from vitmods.util import registry
 
 HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "examples/patch_statistics/patch_statistics.py"
 
 
 def _forget():
-    files = {path.stem for path in HERE.glob("*.py")}
+    files = {path.stem for path in [*HERE.glob("*.py"), EXAMPLE]}
     for known in registry._registries:
         for name in [name for name, entry in known._entries.items() if entry.module in files]:
             known.remove(name)
@@ -29,8 +30,9 @@ def forget():
 
 @pytest.fixture
 def load(forget):
-    """Loads files of this folder by their names."""
-    return lambda *names: registry.load_plugins([str(HERE / f"{name}.py") for name in names])
+    """Loads files of this folder, or the example, by their names."""
+    places = {path.stem: str(path) for path in [*HERE.glob("*.py"), EXAMPLE]}
+    return lambda *names: registry.load_plugins([places[name] for name in names])
 
 
 @pytest.fixture

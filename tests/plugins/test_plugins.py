@@ -46,6 +46,31 @@ def test_a_norm_takes_part_everywhere(loaded):
         vm.Norm("paek")
 
 
+def test_the_example_tells_tokens_the_mean_and_the_deviation_of_their_patches(load):
+    load("patch_statistics")
+    torch.manual_seed(0)
+    base = vm.vit("mu2/4", img_size=8, num_classes=5)
+    torch.nn.init.normal_(base.head.weight)
+    model = vm.apply(base, *vm.parse_changes("patch_statistics"))
+    told = torch.nn.init.normal_(model.patch_embed.statistics)  # (2, C)
+    images = torch.randn(2, 3, 8, 8) * torch.rand(2, 3, 1, 1)
+    images[0, :, :4, :4] = 0.5  # a patch without contrast
+    expected = base.patch_embed(images)
+    for b in range(2):
+        for patch, (row, column) in enumerate(((0, 0), (0, 4), (4, 0), (4, 4))):
+            values = images[b, :, row : row + 4, column : column + 4]
+            contrast = (values.var(correction=0) + 1e-4).log() / 2
+            expected[b, patch] += values.mean() * told[0] + contrast * told[1]
+    torch.testing.assert_close(model.patch_embed(images), expected)
+    seen = torch.tensor([[3, 1], [0, 2]])
+    visible = expected.gather(1, seen[..., None].expand(-1, -1, expected.shape[-1]))
+    torch.testing.assert_close(model.patch_embed(images, seen), visible)
+    changed, width = vm.diff(base, model, images), expected.shape[-1]
+    assert changed.params[1] - changed.params[0] == 2 * width
+    assert changed.macs[1] - changed.macs[0] == 4 * 2 * width
+    assert changed.preserves == "function"
+
+
 def test_a_change_that_acts_in_training_alone(loaded):
     torch.manual_seed(0)
     base = vm.vit("mu2/4", img_size=8, num_classes=5)

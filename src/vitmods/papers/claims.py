@@ -48,6 +48,7 @@ class Status(StrEnum):
     SEEN = "seen here"
     NOT_SEEN = "not seen here"
     TOO_WIDE = "too wide to test"
+    ONE_PROCESSOR = "decided on one processor"
     OTHER = "other conditions"
     NOT_RUN = "not run"
 
@@ -138,6 +139,8 @@ class GalleryStudy:
     seeds: the most that an arm has.
     scores: whether the scores of its trials were kept, so that anyone can recompute its intervals.
     effects: arm -> its effect and interval, in points.
+    again: the same of a second run with other instructions of a processor, whose sums round differently; of no arm
+        without one.
     """
 
     name: str
@@ -150,6 +153,7 @@ class GalleryStudy:
     facts: Mapping[str, Any]
     scores: bool
     effects: Mapping[str, tuple[float, float, float]]
+    again: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
     @property
     def anchor(self) -> str:
@@ -176,7 +180,8 @@ def studies() -> Mapping[str, GalleryStudy]:
     entries = parse_json(STUDIES.read_text(encoding="utf-8"))
     return {
         name: GalleryStudy(
-            name, **facts | {"effects": {arm: tuple(effect) for arm, effect in facts["effects"].items()}}
+            name,
+            **facts | {of: {arm: tuple(numbers) for arm, numbers in facts[of].items()} for of in ("effects", "again")},
         )
         for name, facts in entries.items()
     }
@@ -184,10 +189,12 @@ def studies() -> Mapping[str, GalleryStudy]:
 
 @dataclass(frozen=True)
 class ClaimTest:
-    """A study of the arms that a claim is about; broken: the conditions of the claim that it does not keep."""
+    """A study of the arms that a claim is about; again: their effects in its second run, empty without one; broken: the
+    conditions of the claim that it does not keep."""
 
     study: GalleryStudy
     effects: tuple[StudyEffect, ...]
+    again: tuple[StudyEffect, ...]
     broken: tuple[str, ...]
 
     @property
@@ -278,21 +285,26 @@ class Claim:
         return tuple(self._evidence(text) for text in self.tests)
 
     def _evidence(self, text: str) -> ClaimTest:
-        name, _, arms = text.partition(": ")
-        study, effects = studies().get(name), []
-        for arm in arms.split("; "):
+        name, _, text_of_arms = text.partition(": ")
+        study, arms = studies().get(name), text_of_arms.split("; ")
+        for arm in arms:
             if study is None or arm not in study.effects:
                 raise ValueError(f"'{text}': the gallery has {f'no arm {arm!r} there' if study else 'no such study'}.")
-            effects.append(StudyEffect(arm, *study.effects[arm]))
         assert study is not None
-        return ClaimTest(study, tuple(effects), study.broken(self.holds))
+        effects, again = (
+            tuple(StudyEffect(arm, *run[arm]) for arm in arms if arm in run) for run in (study.effects, study.again)
+        )
+        return ClaimTest(study, effects, again if len(again) == len(arms) else (), study.broken(self.holds))
 
     @property
     def together(self) -> tuple[StudyEffect, ...]:
         """The effect of each arm over the studies that count; a study more or less does not decide."""
+        return self._together([(test, test.effects) for test in self.evidence if test.counts])
+
+    def _together(self, tests: Iterable[tuple[ClaimTest, tuple[StudyEffect, ...]]]) -> tuple[StudyEffect, ...]:
         by_arm: dict[str, dict[str, list[StudyEffect]]] = {}
-        for test in self.evidence:
-            for effect in test.effects if test.counts else ():
+        for test, effects in tests:
+            for effect in effects:
                 by_arm.setdefault(effect.arm, {}).setdefault(str(test.study.facts["data"]), []).append(effect)
         sets = {
             arm: [[(e.effect, e.low, e.high) for e in of_set] for of_set in x.values()] for arm, x in by_arm.items()
@@ -302,13 +314,22 @@ class Claim:
     @property
     def status(self) -> Status:
         """What the proof, or the studies that count say; each arm needs the effect. If none counts although one keeps
-        the conditions, the claim is not tested."""
+        the conditions, the claim is not tested. What their second runs do not say too is not decided."""
         if not self.tests:
             return Status.PROVEN if self.proof else Status.NOT_RUN
         if not self.together:
             return Status.OTHER if all(test.broken for test in self.evidence) else Status.NOT_RUN
+        status = self._status(self.together)
+        if status == Status.TOO_WIDE:
+            return status
+        tests = [test for test in self.evidence if test.counts]
+        confirmed = all(test.again for test in tests)
+        confirmed = confirmed and self._status(self._together([(test, test.again) for test in tests])) == status
+        return status if confirmed else Status.ONE_PROCESSOR
+
+    def _status(self, together: Iterable[StudyEffect]) -> Status:
         assert self.direction is not None
-        found = {status_of(self.direction, self.points, effect.low, effect.high) for effect in self.together}
+        found = {status_of(self.direction, self.points, effect.low, effect.high) for effect in together}
         return next(status for status in (Status.NOT_SEEN, Status.TOO_WIDE, Status.SEEN) if status in found)
 
     def describe(self) -> dict[str, Any]:
@@ -334,6 +355,7 @@ class Claim:
                     "broken": list(test.broken),
                     "scores": test.study.scores,
                     "effects": {effect.arm: [effect.effect, effect.low, effect.high] for effect in test.effects},
+                    "again": {effect.arm: [effect.effect, effect.low, effect.high] for effect in test.again},
                 }
                 for test in self.evidence
             ],
