@@ -59,6 +59,7 @@ def test_names_go_both_ways():
         assert sorted(sequential_name(name, k) for name in names[k]) == sorted(names[1])
         assert sorted(parallel_name(name, k) for name in names[1]) == sorted(names[k])
     assert parallel_name("blocks.7.attn.qkv.weight", 2) == "blocks.3.attns.1.attn.qkv.weight"
+    assert parallel_name("blocks.7.norm1_after.weight", 2) == "blocks.7.norm1_after.weight"
 
 
 # Changes whose rules for weights name the parts of a block, on a model of parallel branches.

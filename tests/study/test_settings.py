@@ -192,6 +192,10 @@ def test_values_are_read_by_the_type_of_their_field():
     values = {"lr": (1e-4, 3e-4), "weight_decay": (0.0,), "ema": (None, 0.99), "optimizer": ("sgd",)}
     assert dict(grid.fields) == {**values, "randaugment": ((2, 10.0), None)}
     assert make_grid({"lr": 3}).fields == (("lr", (3.0,)),)
+    bases = make_grid(["base=Ti/16,timm:vit_tiny_patch16_224?img_size=(64,64),S/16?drop_path=0.1"], "--sweep")
+    assert bases.fields[0][1] == ("Ti/16", "timm:vit_tiny_patch16_224?img_size=(64,64)", "S/16?drop_path=0.1")
+    sets = make_grid(["data=a?splits=x:train,y:test&group=name,b,c:d"], "--sweep")
+    assert sets.fields[0][1] == ("a?splits=x:train,y:test&group=name", "b", "c:d")
     assert make_grid({"norm_last_layer": ["false", "true"]}).fields == (("norm_last_layer", (False, True)),)
     assert make_grid({"epochs": ["3"], "lr": (0.1, 1)}).fields == (("epochs", (3,)), ("lr", (0.1, 1.0)))
 

@@ -154,11 +154,11 @@ def choosing_split(dataset: "ImageDataset", split: str) -> str | None:
     return "val" if split != "val" and "val" in dataset.summary()["splits"] else None
 
 
-def check_probe(dataset: "ImageDataset", split: str, options: Options) -> None:
-    """Raise UserError if a class is without training images, or none can be spared to choose L2 by."""
-    check_can_learn(dataset, split, "probe")
-    if choosing_split(dataset, split) is None and max(training_counts(dataset, split, "probe").values()) < 2:
-        raise UserError("A probe is chosen on val or on a part of train, and every class has one training image.")
+def check_probe(dataset: "ImageDataset", split: str, options: Options, name: str = "probe") -> None:
+    """Raise UserError if a class is without training images, or none can be spared to choose by."""
+    check_can_learn(dataset, split, name)
+    if choosing_split(dataset, split) is None and max(training_counts(dataset, split, name).values()) < 2:
+        raise UserError(f"{name} is chosen on val or on a part of train, and every class has one training image.")
 
 
 @protocol(

@@ -45,7 +45,7 @@ class Layers(NamedTuple):
 
 def check_linear(dataset: "ImageDataset", split: str, options: Options) -> None:
     """Raise UserError as the probe's check, and for inputs that are not images."""
-    check_probe(dataset, split, options)
+    check_probe(dataset, split, options, "linear")
     if not hasattr(dataset, "in_random_crops"):
         raise UserError("linear learns from random crops of images, which these inputs are not: take probe.")
 

@@ -29,10 +29,12 @@ def sequential_name(name: str, parallel: int) -> str:
 
 
 def parallel_name(name: str, parallel: int) -> str:
-    """The inverse of ``sequential_name``; with one branch names stay."""
+    """The inverse of ``sequential_name``; with one branch, and of modules that branches do not have, names stay."""
     match = re.fullmatch(r"blocks\.(\d+)\.(\w+)\.(.+)", name)
     if not match or parallel == 1:
         return name
     block, module, weight = match.groups()
+    if module not in _INSIDE:
+        return name
     index, branch = divmod(int(block), parallel)
     return f"blocks.{index}.{_INSIDE[module].format(branch)}.{weight}"

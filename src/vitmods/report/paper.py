@@ -124,7 +124,7 @@ def _table(answer: Answer, name: str, published: Mapping[tuple[str, str], str], 
             r"\centering",
             tabular([*titles], body, lines),
             rf"\caption{{{_in_latex(' '.join(filter(None, caption)), references(answer))}}}",
-            rf"\label{{tab:{re.sub(r'[^a-z]+', '-', name)}}}",
+            rf"\label{{tab:{re.sub(r'[^a-z0-9]+', '-', name.lower())}}}",
             r"\end{table}",
         ]
     )

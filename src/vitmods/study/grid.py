@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,7 +14,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from vitmods.recipes.recipe import fields_by_name, tupled
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.shorthand import split_outside
 
+_PART = re.compile(r".+:(train|val|test)(&.*)?")  # of an option of images, FOLDER?splits=a:train,b:test
 _BRIEF = 20  # characters of a model's options that are shown wherever its name is
 
 
@@ -102,7 +105,12 @@ def make_grid(values: Grid | Mapping[str, Any] | Iterable[str], option: str = "-
             raise UserError(f"{option} takes FIELD=VALUE,VALUE,... as lr=1e-4,3e-4,1e-3, not '{text}'.")
         if name in texts:
             raise UserError(f"{option} names {name} twice: list all of its values once, {name}=VALUE,VALUE,...")
-        texts[name] = [value.strip() for value in listed.split(",")]
+        texts[name] = []
+        for value in split_outside(listed, ","):
+            if texts[name] and "splits=" in texts[name][-1] and _PART.fullmatch(value):
+                texts[name][-1] += f",{value}"
+            else:
+                texts[name].append(value)
     return make_grid(texts, option)
 
 
