@@ -138,9 +138,17 @@ def together(sets, arms):
     (effect, half), b = np.array(pairs).T, len(pairs)
     if b < 3:
         middle, width = (effect * half**-2.0).sum() / (half**-2.0).sum(), (half**-2.0).sum() ** -0.5
-    else:
-        t = special.stdtrit(b - 1, 1 - 0.025 / arms)
-        middle, width = effect.mean(), max(t * effect.std(ddof=1) / b**0.5, (half**2).sum() ** 0.5 / b)
+        return middle - width, middle + width
+
+    def around(tau2):
+        u = 1 / (tau2 + half**2 / 4)
+        middle = (u * effect).sum() / u.sum()
+        return (u * (effect - middle) ** 2).sum() / (b - 1), middle, u
+
+    apart = around(0)[0] > 1
+    q, middle, u = around(optimize.brentq(lambda x: around(x)[0] - 1, 0, b * effect.var(ddof=1)) if apart else 0)
+    width = special.stdtrit(b - 1, 1 - 0.025 / arms) * (q / u.sum()) ** 0.5
+    width = max(width, ((u * half) ** 2).sum() ** 0.5 / u.sum())
     return middle - width, middle + width
 
 
