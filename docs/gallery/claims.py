@@ -2,6 +2,7 @@
 
 - src/vitmods/papers/tables/studies.json: the numbers of the gallery's entries, for the package;
 - docs/claims.md: each claim with its status;
+- docs/evidence.md: the effects of each change by data set, between two marks;
 - on the page of each change the line of statuses of the claims about it, and the table of its effects in the gallery.
 
 The claims are in src/vitmods/papers/tables/*.toml.
@@ -14,6 +15,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ from vitmods.papers import PAPERS, TABLES
 from vitmods.papers.claims import STUDIES, Claim, GalleryStudy, counted, studies
 from vitmods.stats.tables import signed
 from vitmods.study.arms import Arm, arms_from_text
+from vitmods.study.evidence import Finding, together
 
 DOCS = Path(__file__).resolve().parents[1]
 GALLERY = DOCS / "gallery"
 LINE = re.compile(r"^<!-- claims -->\n.*\n", re.M)
+MAP = re.compile(r"^<!-- map -->\n.*?^<!-- end of map -->$", re.M | re.S)
 NUMBERS = re.compile(r"^<!-- numbers -->\n.*?^<!-- end of numbers -->\n\n", re.M | re.S)
 OURS = "\n## Our numbers\n\n"
 _EFFECT = re.compile(r"([+−]?[\d.]+) \[([+−]?[\d.]+), ([+−]?[\d.]+)\] .+")
@@ -170,6 +174,29 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
     )
 
 
+def evidence_map() -> str:
+    """The effects of each change on the data sets of the gallery, and on others."""
+    findings = []
+    for study, arm, short in itertools.chain.from_iterable(effects_of_changes().values()):
+        facts = study.facts
+        if study.metric == "top-1":
+            model = f"{_several(facts['depth'])} blocks, patches of {_several(facts['patch'])} px"
+            model += "" if study.scores else r" \*"
+            of_study = study.name, str(facts["data"]), facts["images"], model, study.seeds
+            findings.append(Finding(short, "top-1", "points", True, 0.5, *of_study, *study.effects[arm]))
+    every = together(findings)
+    several = replace(every, changes=tuple(found for found in every.changes if len(found.sets) > 1))
+    alone = ", ".join(f"`{found.change}`" for found in every.changes if len(found.sets) == 1)
+    return (
+        f"<!-- map -->\n\n{several.to_markdown()}\n\nOn one data set alone, so that nothing is known of others: "
+        f"{alone}.\n\n<!-- end of map -->"
+    )
+
+
+def _several(fact: Any) -> str:
+    return " and ".join(f"{value:,}" for value in (fact if isinstance(fact, list) else [fact]))
+
+
 def with_numbers(text: str, numbers: str) -> str:
     """Put the table at the start of a page's own numbers, instead of an earlier one."""
     start, heading, rest = NUMBERS.sub("", text).partition(OURS)
@@ -199,6 +226,8 @@ def main() -> None:
     STUDIES.write_text(json.dumps(studies_of(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     studies.cache_clear()
     (DOCS / "claims.md").write_text(page(), encoding="utf-8")
+    evidence = DOCS / "evidence.md"
+    evidence.write_text(MAP.sub(lambda _: evidence_map(), evidence.read_text(encoding="utf-8")), encoding="utf-8")
     for path, text in cards().items():
         path.write_text(text, encoding="utf-8")
 

@@ -48,6 +48,7 @@ from .report.hub import push_to_hub as push_to_hub
 from .report.hub import save_pretrained as save_pretrained
 from .stats.decide import decide as decide
 from .study import Study as Study
+from .study.evidence import evidence as evidence
 from .study.predict import predict as predict
 
 __version__: str

@@ -168,7 +168,7 @@ def _check_vitmods(words: list[str]) -> None:
     if name == "COMMAND":  # capitals stand for something
         return
     assert name in COMMANDS
-    arms = False
+    arms, plugins = False, {Path(word).stem for word in arguments if word.endswith(".py")}  # named as what they add
     for word in arguments:
         if word.startswith("--"):
             known = options_of(name) | options_of("")
@@ -176,7 +176,7 @@ def _check_vitmods(words: list[str]) -> None:
                 known |= options_of("paper", "show") | options_of("compare")
             assert word in known, f"vitmods {name} has no option {word}"
             arms = word in ("--arm", "--arms")
-        elif arms and word != BASE:
+        elif arms and word not in {BASE, *plugins}:
             arms_from_text(word)
 
 

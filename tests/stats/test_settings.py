@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from vitmods.stats.across import other_sets
 from vitmods.stats.criteria import Criteria
 from vitmods.stats.decide import decide
 from vitmods.stats.images import images_part
@@ -223,3 +224,25 @@ def test_data_sets_have_other_images_even_if_as_many():
         assert over.each["dpn"][name].effect == pytest.approx(one.effect)
     lost = averaged(scores, shared_images=False, chance={"a": 0.1, "b": 0.85})
     assert lost.each["dpn"]["b"].verdict == lost["dpn"].verdict == Verdict.WITHHELD != lost.each["dpn"]["a"].verdict
+
+
+def test_three_data_sets_are_a_sample_of_others():
+    """A change that helps on each by another amount: that it does on average is shown, of other sets it is open."""
+    effects = {"a": {"dpn": 1.0, "rms": 2.0}, "b": {"dpn": 5.0, "rms": 2.2}, "c": {"dpn": 3.0, "rms": 1.8}}
+    scores = scores_of(effects, n=6)
+    over = averaged(scores, unit="points", chance=0.0, shared_images=False)
+    assert over["dpn"].verdict == over["rms"].verdict == over.on_others("rms") == Verdict.HELPS
+    assert over.on_others("dpn") == Verdict.OPEN
+    for arm, other in over.others.items():
+        intervals = [(effect.effect, *effect.interval) for effect in over.each[arm].values()]
+        assert other == other_sets([[interval] for interval in intervals], arms=2)
+    assert over.others["dpn"].spread == pytest.approx(2.0, abs=0.3)
+    assert "dpn on data sets like these: +2.9" in repr(over)
+    assert over.to_dict()["other_sets"]["dpn"]["verdict"] == "open"
+    down = averaged(scores, unit="nats", chance=None, shared_images=False, higher_is_better=False)
+    assert down.on_others("rms") == Verdict.HURTS
+    for fewer in (averaged(scores, unit="points", chance=0.0), points(scores_of({"a": {"x": 1.0}, "b": {"x": 2.0}}))):
+        assert not fewer.others, "settings are not a sample, and two data sets are too few"
+        assert "other_sets" not in fewer.to_dict()
+    lost = averaged(scores, unit="points", chance={"a": 0.0, "b": 0.0, "c": 90.0}, shared_images=False)
+    assert lost.on_others("dpn") == Verdict.WITHHELD

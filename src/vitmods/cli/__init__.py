@@ -32,6 +32,7 @@ COMMANDS = {
     "evaluate": "evaluate trained weights: accuracy, calibration, few-shot, corruptions",
     "predict": "name the classes of images by a trained model, with probabilities",
     "report": "rebuild results and report.html from a study's folder",
+    "evidence": "what several studies show together: each change by data set, and on other data sets",
     "decide": "verdicts on scores of your own, from a CSV file: arm, seed, score",
     "changes": "list the design changes: paper, what they preserve, cost, published gain",
     "paper": "list published tables, show one, run it again on your own images: paper show, paper run",

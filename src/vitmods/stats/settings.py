@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from vitmods.stats import tables
+from vitmods.stats.across import ENOUGH_SETS, OtherSets, other_sets
 from vitmods.stats.criteria import Criteria
 from vitmods.stats.decide import decision_of
 from vitmods.stats.decision import Decision
@@ -28,7 +29,7 @@ from vitmods.stats.fit import Array
 from vitmods.stats.gains import FAILURES, Gains, gains_of
 from vitmods.stats.read import Table, in_common
 from vitmods.stats.sequential import ALPHA
-from vitmods.stats.verdict import Effect, Verdict
+from vitmods.stats.verdict import Effect, Verdict, verdict_of
 from vitmods.util.errors import UserError
 from vitmods.util.text import grouped, listing
 
@@ -40,13 +41,15 @@ class OverSettings:
     decision: Decision = field(metadata={"json": False})  #: on average over the settings: the headline
     each: dict[str, dict[str, Effect]]  #: arm -> setting -> its effect there
     departures: dict[str, dict[str, Effect]]  #: arm -> setting -> how far that is from the average
+    others: dict[str, OtherSets] = field(default_factory=dict)  #: arm -> data sets like these, of three or more
 
     def __getitem__(self, arm: str) -> Effect:
         return self.decision[arm]
 
     def __repr__(self) -> str:
         ranges = [f"{arm}: {self.range(arm)}" for arm in self.each if self.depends(arm)]
-        return tables.text(list(self.decision.effects.values()), [*self.decision.summary(), *ranges])
+        notes = [*self.decision.summary(), *ranges, *map(self.of_others, self.others)]
+        return tables.text(list(self.decision.effects.values()), notes)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the average, and for each arm the effects by setting and how far they are from it."""
@@ -55,13 +58,30 @@ class OverSettings:
             part: {arm: {name: effect.to_dict() for name, effect in row.items()} for arm, row in rows.items()}
             for part, rows in parts.items()
         }
-        return {"average": self.decision.to_dict(), **by_arm}
+        others = {arm: {**other._asdict(), "verdict": self.on_others(arm)} for arm, other in self.others.items()}
+        return {"average": self.decision.to_dict(), **by_arm, **({"other_sets": others} if others else {})}
 
     def depends(self, arm: str) -> bool:
         """Whether it is shown that the arm's effect depends on the setting."""
         return any(
             max(effect.interval[0], -effect.interval[1]) > 0 and effect.verdict != Verdict.WITHHELD
             for effect in self.departures[arm].values()
+        )
+
+    def on_others(self, arm: str) -> Verdict:
+        """The verdict on data sets like these; withheld where that on average is."""
+        effect, other = self.decision[arm], self.others[arm]
+        if effect.verdict == Verdict.WITHHELD:
+            return effect.verdict
+        ends = (other.low, other.high) if effect.higher_is_better else (-other.high, -other.low)
+        return verdict_of(*ends, effect.margin)
+
+    def of_others(self, arm: str) -> str:
+        """What holds for data sets like these, and what a further one may show."""
+        mean, low, high, *ends = (tables.signed(value, self.decision[arm].digits) for value in self.others[arm][:5])
+        return (
+            f"{arm} on data sets like these: {mean} [{low}, {high}], {self.on_others(arm)}; a study of a further one "
+            f"measures {' to '.join(ends)}"
         )
 
     def range(self, arm: str) -> str:
@@ -109,7 +129,14 @@ def over_settings(tables_of: Mapping[str, Table], criteria: Criteria, *, shared_
         (name, note) for name, decision in zip(tables_of, others[0], strict=True) for note in decision.notes
     )
     notes = [f"under {listing(names)}: {note}" for note, names in apart.items()]
-    return OverSettings(replace(average[0], notes=(*average[0].notes, *notes)), each, departures)
+    decision = replace(average[0], notes=(*average[0].notes, *notes))
+    like_these: dict[str, OtherSets] = {}
+    if not shared_images and len(tables_of) >= ENOUGH_SETS:
+        for arm, effects in each.items():
+            intervals = [[(effect.effect, *effect.interval)] for effect in effects.values()]
+            if not np.isnan(intervals).any():
+                like_these[arm] = other_sets(intervals, len(each))
+    return OverSettings(decision, each, departures, like_these)
 
 
 def families(settings: int, alpha: float = ALPHA) -> list[tuple[Array, float]]:

@@ -1,0 +1,49 @@
+"""`vitmods evidence`: several studies together, change by change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from vitmods.cli.options import parse
+from vitmods.util.errors import UserError
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Say what finished studies show together: each change on each data set, on average, and on a further one.
+
+    Studies of one data set count as one. A claim on other data sets needs three or more. Nothing is trained.
+
+    examples:
+      vitmods evidence runs
+      vitmods evidence runs/pets runs/leaves runs/clothes --markdown
+    """
+
+    folders: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """folders of studies, or with studies in them"""
+    markdown: bool = False
+    """print Markdown tables"""
+    json: bool = False
+    """print JSON, for programs"""
+
+    def __post_init__(self) -> None:
+        """Raise UserError without a folder, and for two forms."""
+        if not self.folders:
+            raise UserError("Give folders of studies: vitmods evidence runs")
+        if self.markdown and self.json:
+            raise UserError("Give one of --markdown and --json.")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `vitmods evidence`; returns the exit code."""
+    options = parse(Evidence, arguments, "evidence")
+    from vitmods.study.evidence import evidence
+
+    found = evidence(options.folders)
+    print(json.dumps(found.to_dict(), indent=1) if options.json else found.to_markdown() if options.markdown else found)
+    return 0

@@ -1,0 +1,213 @@
+"""What finished studies say about each change together: its effect by data set, and on data sets like these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vitmods.stats.across import ENOUGH_SETS, OtherSets, across_studies, other_sets
+from vitmods.stats.tables import signed
+from vitmods.stats.verdict import Effect, Verdict, verdict_of
+from vitmods.study.answer import Answer
+from vitmods.study.grid import show_value
+from vitmods.study.store import StudyFolder
+from vitmods.util.address import named
+from vitmods.util.errors import UserError
+from vitmods.util.text import Printed, listing, plural
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The effect of a change in one study, arm minus base; images are those of the training.
+
+    change: the changes of an arm in their short form, with its settings of the recipe
+    """
+
+    change: str
+    metric: str
+    unit: str
+    higher_is_better: bool
+    margin: float
+    study: str
+    data: str
+    images: int
+    model: str
+    seeds: int
+    effect: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class OfChange:
+    """What the studies of a change found.
+
+    sets: data set -> its studies
+    other: what data sets like these show; None with fewer than three
+    verdict: of the mean over such data sets; `open` without it
+    """
+
+    change: str
+    metric: str
+    unit: str
+    sets: Mapping[str, tuple[Finding, ...]]
+    other: OtherSets | None
+    verdict: Verdict
+
+    @property
+    def studies(self) -> int:
+        return sum(map(len, self.sets.values()))
+
+    def on(self, data: str) -> tuple[float, float, float]:
+        """The effect on a data set and its interval, over its studies."""
+        return across_studies([[(found.effect, found.low, found.high) for found in self.sets[data]]])
+
+
+@dataclass(frozen=True, repr=False)
+class Evidence(Printed):
+    """Several studies, change by change; prints as a table. `left_out`: studies and arms that do not count, and why."""
+
+    changes: tuple[OfChange, ...]
+    left_out: tuple[str, ...]
+
+    def __getitem__(self, change: str) -> OfChange:
+        """Of the change with this short form; the first metric."""
+        return next(found for found in self.changes if found.change == change)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "changes": [asdict(found) | {"other": found.other and found.other._asdict()} for found in self.changes],
+            "left_out": list(self.left_out),
+        }
+
+    def to_markdown(self) -> str:
+        """A pipe table."""
+        rows = [_COLUMNS, ("---",) * len(_COLUMNS), *self._rows("**{}**", "{}")]
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+    def __repr__(self) -> str:
+        parts = [_aligned([_COLUMNS, *self._rows("{}", "  {}")])]
+        if any(found.other for found in self.changes):
+            parts.append(
+                f"{LIKE_THESE}: the mean, with intervals that hold together over the changes. {FURTHER}: what a study\n"
+                "of the same kind measures there, its own error included."
+            )
+        parts += [f"Fewer than {ENOUGH_SETS} data sets: no claim on others."] * any(not x.other for x in self.changes)
+        return "\n\n".join([*parts, *([f"Left out: {'; '.join(self.left_out)}."] if self.left_out else [])])
+
+    def _rows(self, of_change: str, of_set: str) -> Iterator[tuple[str, ...]]:
+        for found in self.changes:
+            metric = found.metric if found.unit == "points" else f"{found.metric}, {found.unit}"
+            yield of_change.format(f"{found.change} ({metric})"), "", ""
+            for data, studies in found.sets.items():
+                each = (f"{one.model}, {one.images:,} images, {plural(one.seeds, 'seed')}" for one in studies)
+                yield of_set.format(data), _interval(*found.on(data)), "; ".join(dict.fromkeys(each))
+            if other := found.other:
+                yield of_set.format(LIKE_THESE), _interval(*other[:3]), str(found.verdict)
+                further = f"{signed(other.next_low)} to {signed(other.next_high)}"
+                yield of_set.format(FURTHER), further, f"sets differ by {other.spread:.2f} (sd of true effects)"
+
+
+_COLUMNS = ("change, data set", "effect, 95 % interval", "model and training images")
+LIKE_THESE, FURTHER = "data sets like these", "a further data set"
+
+
+def _interval(effect: float, low: float, high: float) -> str:
+    return f"{signed(effect)} [{signed(low)}, {signed(high)}]"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns, and headings across them."""
+    widths = [max(map(len, column)) for column in zip(*(row for row in rows if any(row[1:])), strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "─" * max(map(len, lines[:1])), *lines[1:]])
+
+
+def evidence(folders: Iterable[str | Path]) -> Evidence:
+    """Read the studies in these folders, and in folders up to two levels below, and put them together by change.
+
+    Studies of one data set may share trials and count as one effect. From three data sets on, the mean holds for data
+    sets like these: whoever chose them. Raises UserError for a folder without a study, and where nothing can be read.
+    """
+    findings: list[Finding] = []
+    names: dict[str, str] = {}
+    left_out: list[str] = []
+    for path in dict.fromkeys(path for folder in folders for path in _studies(folder)):
+        answer = Answer.load(path)
+        if not answer.complete:
+            left_out.append(f"{path.name} is not finished")
+            continue
+        data = _name_of(answer.data, names)
+        texts = {name: text for name, (_, text) in answer.headline.shown_by.items()}
+        for name, effect in answer.headline.effects.items():
+            if math.isnan(effect.interval[0]) or effect.verdict == Verdict.WITHHELD or effect.provisional:
+                left_out.append(f"{name} in {path.name} has no verdict")
+                continue
+            change = texts.get(name) or _text(answer.settings["arms"][name])
+            findings.append(_finding(path, change, data, answer, effect))
+    if not findings:
+        raise UserError(f"These folders have no finished study with an interval. {'. '.join(left_out)}.")
+    return together(findings, left_out)
+
+
+def together(findings: Iterable[Finding], left_out: Iterable[str] = ()) -> Evidence:
+    """Put the findings of studies together by change."""
+    found: dict[tuple[str, str, str], dict[str, list[Finding]]] = {}
+    for one in findings:
+        found.setdefault((one.change, one.metric, one.unit), {}).setdefault(one.data, []).append(one)
+    family = sum(len(sets) >= ENOUGH_SETS for sets in found.values())
+    changes = [_of_change(key, sets, family) for key, sets in found.items()]
+    return Evidence(tuple(sorted(changes, key=lambda one: (-len(one.sets), -one.studies))), tuple(left_out))
+
+
+def _studies(folder: str | Path) -> list[Path]:
+    """The folder, if it is a study's, or the studies below it."""
+    if StudyFolder(folder).facts():
+        return [Path(folder)]
+    found = sorted(path.parent for depth in ("*", "*/*") for path in Path(folder).glob(f"{depth}/study.json"))
+    if not found:
+        raise UserError(
+            f"{named(Path(folder))} has no study, and neither have the folders in it. Give what --out named."
+        )
+    return found
+
+
+def _name_of(data: Mapping[str, Any], names: dict[str, str]) -> str:
+    """The name of a data set. Equal images are one set, whatever it is called; another one of a name has a number."""
+    spec, images = str(data["spec"]), str(data["fingerprint"])
+    known = names.get(f"spec {spec}") or names.get(f"images {images}")
+    if known is None:
+        alike = sum(name == data["name"] or name.startswith(f"{data['name']} (") for name in set(names.values()))
+        known = f"{data['name']} ({alike + 1})" if alike else str(data["name"])
+    names |= {f"spec {spec}": known, f"images {images}": known}
+    return known
+
+
+def _text(arm: Mapping[str, Any]) -> str:
+    """An arm as study.json has it, for people; its changes may be of a plugin that is not loaded."""
+    fields = [f"{name}({show_value(value)})" for name, value in arm["recipe"].items()]
+    return "+".join(filter(None, (arm["changes"], *fields))) or "base"
+
+
+def _finding(path: Path, change: str, data: str, answer: Answer, effect: Effect) -> Finding:
+    bases = answer.settings.get("sweep", {}).get("base") or [answer.settings["base"]]
+    return Finding(
+        change, answer.metric.title, effect.shown_unit, effect.higher_is_better, effect.margin, str(path), data,
+        answer.data["splits"]["train"]["count"],
+        listing([base if isinstance(base, str) else "own model" for base in bases]),
+        effect.n, effect.effect, *effect.interval,
+    )  # fmt: skip
+
+
+def _of_change(key: tuple[str, str, str], sets: Mapping[str, Sequence[Finding]], family: int) -> OfChange:
+    other, verdict = None, Verdict.OPEN
+    if len(sets) >= ENOUGH_SETS:
+        other = other_sets([[(one.effect, one.low, one.high) for one in studies] for studies in sets.values()], family)
+        every = [one for studies in sets.values() for one in studies]
+        ends = (other.low, other.high) if every[0].higher_is_better else (-other.high, -other.low)
+        verdict = verdict_of(*ends, min(one.margin for one in every))
+    return OfChange(*key, {name: tuple(studies) for name, studies in sets.items()}, other, verdict)

@@ -1,0 +1,103 @@
+"""Several studies together: which effects count as one, and what they say of other data sets."""
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from vitmods.stats.across import across_studies, other_sets
+from vitmods.stats.verdict import Verdict
+from vitmods.study import Answer
+from vitmods.study.evidence import FURTHER, LIKE_THESE, Finding, evidence, together
+
+GALLERY = Path(__file__).parents[2] / "docs" / "gallery"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three stored studies: of digits, of photographs, and of pixels (two metrics)."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("demo", "photos", "segmentation"):
+        with tarfile.open(GALLERY / f"{name}.tar.xz") as packed:
+            packed.extractall(folder / ("below" if name == "photos" else "") / name, filter="data")
+    return folder
+
+
+def test_studies_below_a_folder_are_found_and_kept_apart_by_metric(runs):
+    found = evidence([runs, runs / "demo"])  # named twice, counted once
+    assert found["dpn"].studies == 2
+    assert list(found["dpn"].sets) == ["photos3", "digits"]
+    assert found["dpn"].other is None
+    assert {one.metric for one in found.changes if one.change == "dpn"} == {"top-1", "mean IoU"}
+    effect = Answer.load(runs / "demo")["dpn"]
+    assert found["dpn"].on("digits") == (effect.effect, *effect.interval)
+    assert found["postnorm"].sets["digits"][0].model == "mu6/2"
+    assert "Fewer than 3 data sets: no claim on others." in str(found)
+    assert json.loads(json.dumps(found.to_dict()))["left_out"] == []
+
+
+def test_equal_images_are_one_data_set_whatever_they_are_called(runs, tmp_path):
+    def copied(place, **data):
+        shutil.copytree(runs / "demo", tmp_path / place)
+        file = tmp_path / place / "study.json"
+        stored = json.loads(file.read_text())
+        stored["data"] |= data
+        file.write_text(json.dumps(stored))
+
+    copied("same", spec="path/to/copy", name="copy")
+    copied("other", spec="elsewhere/digits", fingerprint="0" * 64)
+    sets = evidence([runs / "demo", tmp_path])["dpn"].sets
+    assert {name: len(studies) for name, studies in sets.items()} == {"digits": 2, "digits (2)": 1}
+
+
+def test_what_does_not_count_is_named(runs, tmp_path, refused):
+    shutil.copytree(runs / "demo", tmp_path / "half")
+    shutil.rmtree(tmp_path / "half/trials/rms/seed3")
+    found = evidence([runs / "demo", tmp_path])
+    assert found.left_out == ("half is not finished",)
+    assert "Left out: half is not finished." in str(found)
+    assert "no finished study with an interval" in refused(f"evidence {tmp_path / 'half'}")
+    (tmp_path / "empty").mkdir()
+    assert "has no study, and neither" in refused(f"evidence {runs} {tmp_path / 'empty'}")
+
+
+def finding(data, effect, half, change="dpn", higher=True, study="one"):
+    return Finding(
+        change, "top-1", "points", higher, 0.5, study, data, 100, "mu3/4", 5, effect, effect - half, effect + half
+    )
+
+
+def test_three_data_sets_make_a_claim_and_studies_of_one_count_once():
+    pairs = {"a": [(1.0, 0.4), (1.4, 0.4)], "b": [(2.0, 0.5)], "c": [(1.6, 0.3)]}
+    findings = [finding(data, *pair) for data, several in pairs.items() for pair in several]
+    findings += [finding("a", 1.0, 0.4, "rms"), finding("b", 9.0, 0.4, "rms")]
+    found = together(findings)
+    intervals = [[(e, e - h, e + h) for e, h in several] for several in pairs.values()]
+    assert found["dpn"].other == other_sets(intervals)
+    assert found["dpn"].on("a") == across_studies(intervals[:1])
+    assert found["dpn"].on("a")[2] - found["dpn"].on("a")[1] == pytest.approx(0.8), "no narrower than one"
+    assert found["dpn"].verdict == Verdict.HELPS
+    assert found["rms"].verdict == Verdict.OPEN
+    lines = str(found).splitlines()
+    assert lines[2] == "dpn (top-1)"
+    assert lines[6].split() == [*LIKE_THESE.split(), "+1.58", "[+0.62,", "+2.54]", "helps"]
+    assert FURTHER in lines[7]
+    assert found.to_markdown().splitlines()[8].startswith("| **rms (top-1)** |")
+    worse = together([finding(data, *pair, higher=False) for data, several in pairs.items() for pair in several])
+    assert worse["dpn"].verdict == Verdict.HURTS
+
+
+def test_the_intervals_of_several_changes_hold_together():
+    one = [finding(data, effect, 0.4) for data, effect in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
+    two = [finding(data, effect, 0.4, "rms") for data, effect in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
+    few = [finding("a", 1.0, 0.4, "levit")]
+    alone, both = together([*one, *few])["dpn"].other, together([*one, *two])["dpn"].other
+    assert both.high - both.low > 1.2 * (alone.high - alone.low)
+
+
+def test_the_command_prints_three_forms(runs, said):
+    assert json.loads(said(f"evidence {runs} --json").out)["changes"][0]["change"] == "dpn"
+    assert said(f"evidence {runs} --markdown").out.startswith("| change, data set |")
+    assert "layerscale (top-1)" in said(f"evidence {runs}").out
