@@ -61,7 +61,7 @@ def test_help_is_quick_and_imports_nothing_heavy():
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 @pytest.mark.parametrize(
     ("line", "word"),
-    [("vitmods comp", "compare"), ("vitmods train --epo", "--epochs"), ("vitmods report --copy mar", "markdown")],
+    [("vitmods comp", "compare"), ("vitmods train --epo", "--epochs"), ("vitmods decide x --generalize see", "seeds")],
 )
 def test_bash_completes_commands_options_and_choices(line, word, completion):
     words = line.split()
@@ -81,6 +81,14 @@ def completion(tmp_path_factory):
 def test_completion_of_an_unknown_shell(refused):
     for shell in ("", "abacus"):
         assert "bash, zsh or fish" in refused(f"--tyro-print-completion {shell}")
+
+
+def test_help_is_a_command_and_the_folder_comes_first(said, refused):
+    assert said("help").out == said("--help").out
+    assert said("help compare").out == said("compare --help").out
+    for command in ("compare", "base", "train"):
+        assert "a-folder-that-is-missing" in refused(f"{command} a-folder-that-is-missing --device cpu")
+    assert "Did you mean 'compare'" in refused("comparee")
 
 
 def test_version_and_no_command(said):

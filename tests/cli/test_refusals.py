@@ -24,7 +24,10 @@ train --lr ten                                     -> --lr
 finetune --data digits                             -> Say what is adapted: --model
 finetune --model x --limit-trian 9                 -> --limit-trian
 report runs/pets --out answer.gif                  -> must end with .html, .svg, .pdf or .png
-report runs/pets --copy bibtex --out answer.pdf    -> files: give one of them
+report runs/pets --bibtex --out answer.pdf         -> files: give one of them
+report runs/pets --bibtex --latex                  -> files: give one of them
+compare photos --data digits                       -> The images are given twice
+evidence                                           -> Give folders of studies
 recipe                                             -> vitmods recipe show NAME
 recipe a2                                          -> vitmods recipe show NAME
 recipe show                                        -> recipe show

@@ -134,7 +134,7 @@ def test_the_command_prints_one_text_and_writes_nothing(study, capsys, monkeypat
     monkeypatch.setattr("vitmods.study.Answer.load", lambda folder, reference: study)
     texts = {"latex": study.to_latex(), "markdown": study.to_markdown(), "bibtex": bibtex(study)}
     for name, text in (texts | {"methods": methods(study)}).items():
-        assert main(["report", "study", "--copy", name]) == 0
+        assert main(["report", "study", f"--{name}"]) == 0
         assert capsys.readouterr().out == f"{text}\n"
     assert not list(study.path.iterdir())
 

@@ -182,5 +182,5 @@ def test_the_command_keeps_files_of_others(synthetic, tmp_path, monkeypatch, cap
     (out / "refs.bib").write_text("@misc{mine}")
     with pytest.raises(UserError, match=r"refs\.bib is not a file that vitmods wrote"):
         answer.paper(out)
-    assert main(["report", "study", "--paper", str(out), "--copy", "latex"]) == 2
+    assert main(["report", "study", "--paper", str(out), "--latex"]) == 2
     assert "give one" in capsys.readouterr().err

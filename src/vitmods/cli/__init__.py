@@ -131,6 +131,8 @@ def _run(arguments: list[str]) -> int:
     try:
         for word in arguments:
             check_spelling(word.partition("=")[2] if word.startswith("--") else word)
+        if arguments[:1] == ["help"]:
+            arguments = [*arguments[1:2], "--help"]
         if not arguments or arguments[0] in ("-h", "--help"):
             rows = []
             for name, summary in COMMANDS.items():

@@ -62,8 +62,13 @@ class DataOptions(ImageOptions, _Source):
 def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "") -> T:
     """Parse the options of `command`. Exits as tyro does: 0 after --help, 2 after an error, which it prints.
 
-    common: the options that --help shows; --help-all shows all but those of other tasks. Empty: --help shows all.
+    common: the options that --help shows; --help-all shows all but those of other tasks. Empty: --help shows all. A
+        first word that is not an option is the folder of --data, for commands that have it.
     """
+    if arguments and not arguments[0].startswith("-") and "dataset" in kind.__dataclass_fields__:
+        if any(word.partition("=")[0] == "--data" for word in arguments):
+            raise UserError(f"The images are given twice: '{arguments[0]}' and --data.")
+        arguments = ["--data", *arguments]
     shows_all, shows_common = HELP_ALL in arguments, bool(common and {"-h", "--help"} & set(arguments))
     hidden = _read_by_other_tasks(kind, arguments, shows_all) if shows_all or shows_common else ()
     shell_kind, options_of_recipe = _for_shell(kind, arguments, hidden)

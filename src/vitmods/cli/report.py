@@ -17,6 +17,8 @@ from vitmods.util.text import listing
 
 KINDS = (".html", ".svg", ".pdf", ".png")
 """what `--out` of a report may end with"""
+TEXTS = ("markdown", "latex", "bibtex", "methods")
+"""what a report prints: `Answer.to_...`"""
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Report:
       vitmods report runs/digits-mu3-2
       vitmods report runs/digits-mu3-2 --out answer.html
       vitmods report runs/digits-mu3-2 --out answer.pdf     (a figure: the sentence and the intervals; also svg, png)
-      vitmods report runs/digits-mu3-2 --copy bibtex > citations.bib
-      vitmods report runs/digits-mu3-2 --copy methods
+      vitmods report runs/digits-mu3-2 --latex     (also --markdown, --methods)
+      vitmods report runs/digits-mu3-2 --bibtex > citations.bib
       vitmods report runs/digits-mu3-2 --paper paper     (table, methods and references for LaTeX)
       vitmods report runs/digits-mu3-2 --reference dpn --out against-dpn.html     (all others against dpn)
     """
@@ -42,16 +44,27 @@ class Report:
     """the arm that all others are compared with"""
     paper: Path | None = None
     """write the table, the methods and the references for LaTeX into this folder, and no report"""
-    copy: Literal["latex", "markdown", "bibtex", "methods"] | None = None
-    """print one text for a paper and write nothing: the table as LaTeX or Markdown, citations of the changes as BibTeX,
-    or a paragraph that describes the methods"""
+    markdown: bool = False
+    """print a Markdown table, and write nothing"""
+    latex: bool = False
+    """print a LaTeX table, and write nothing"""
+    bibtex: bool = False
+    """print the citations of the changes, and write nothing"""
+    methods: bool = False
+    """print a paragraph that describes the methods, and write nothing"""
 
     def __post_init__(self) -> None:
         """Raise UserError for options that exclude each other, and for a report of another kind."""
-        if sum(option is not None for option in (self.copy, self.out, self.paper)) > 1:
-            raise UserError("--copy prints, --out and --paper write files: give one of them.")
+        if len(self.printed) + (self.out is not None) + (self.paper is not None) > 1:
+            printing = ", ".join(f"--{name}" for name in TEXTS)
+            raise UserError(f"{printing} print a text, --out and --paper write files: give one of them.")
         if self.out is not None and self.out.suffix.lower() not in KINDS:
             raise UserError(f"The report {self.out} must end with {listing(KINDS, 'or')}.")
+
+    @property
+    def printed(self) -> list[str]:
+        """The texts that are asked for."""
+        return [name for name in TEXTS if getattr(self, name)]
 
 
 @dataclass(frozen=True)
@@ -100,8 +113,8 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.study import Answer
 
     answer = Answer.load(options.folder, options.reference)
-    if options.copy is not None:
-        print(getattr(answer, f"to_{options.copy}")())
+    if options.printed:
+        print(getattr(answer, f"to_{options.printed[0]}")())
         return 0
     if options.paper is not None:
         folder = answer.paper(options.paper)
