@@ -305,7 +305,8 @@ def _resume(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
     moved = _differences(before, now)
     if moved and any((out / name).exists() for name in (checkpoint.NAME, checkpoint.PREVIOUS)):
         warnings.warn(f"{out}: resumed in another environment, numbers may differ: {'; '.join(moved)}", stacklevel=3)
-        write_json(path, {**old, "id": None})
+        if identify(old) != config["id"]:
+            write_json(path, {**old, "id": None})
     elif moved:
         write_json(path, config)
     (out / RESULT).unlink(missing_ok=True)
@@ -403,6 +404,7 @@ def decisive_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("start_weights"):
         settings["start"] = {"weights": config["start_weights"], "positions": start.get("positions")}
     environment = {name: value for name, value in config["environment"].items() if name not in ("vitmods", "python")}
+    environment |= {"processes": 1, "shard": False}  # several are one, up to rounding
     if environment["device"] != "cpu":
         environment = {name: value for name, value in environment.items() if name not in ("threads", "cpu", "native")}
     return {**settings, "split": config["split"], "code": config.get("code"), "environment": environment}
