@@ -106,7 +106,24 @@ def test_a_failure_on_a_node_without_the_folder_of_the_start_says_so(tmp_path, m
 
 
 @pytest.mark.slow
-def test_jobs_are_the_study_in_one_process(hostile, alone, tmp_path, monkeypatch) -> None:
+def test_processes_on_two_nodes_train_a_trial_together(two_nodes, alone, tmp_path) -> None:
+    cluster, _ = two_nodes
+    study(arms=None).run(tmp_path, cluster=ClusterOptions("ray", cluster.address), devices_per_trial=2, **QUIET)
+    check_equal_up_to_rounding(tmp_path, alone)
+
+
+def check_equal_up_to_rounding(out, alone):
+    for trial, (_, metrics, status) in results(out).items():
+        assert metrics == pytest.approx(alone[trial][1], abs=1e-6)
+        assert status == "finished"
+        assert json.loads((out / trial / "result.json").read_text())["how"]["processes"] == 2
+    assert [trial.parent.name for trial in results(out)] == ["base"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "count"), [(None, 2), ("1/2", 1), (2, 1)])
+def test_jobs_are_the_study_in_one_process(hostile, alone, tmp_path, monkeypatch, devices, count) -> None:
+    """Two jobs, one of both trials, and one of base whose trial has two processes."""
     pytest.importorskip("submitit")
 
     def controller(command, **how):  # what stands for Slurm on this machine is not what is tested
@@ -115,8 +132,14 @@ def test_jobs_are_the_study_in_one_process(hostile, alone, tmp_path, monkeypatch
 
     monkeypatch.setattr("submitit.local.local.subprocess", SimpleNamespace(Popen=controller))
     monkeypatch.setattr("vitmods.study.run.Slurm", lambda *given: Slurm(*given, cluster="local"))
-    study().run(tmp_path, workers=2, cluster=ClusterOptions("slurm"), **QUIET)
-    assert results(tmp_path) == alone
+    arms = None if devices == 2 else ["dpn"]
+    study(arms=arms).run(tmp_path, workers=2, cluster=ClusterOptions("slurm"), devices_per_trial=devices, **QUIET)
+    if devices == 2:
+        check_equal_up_to_rounding(tmp_path, alone)
+    else:
+        assert results(tmp_path) == alone
+    jobs = {path.name.partition("_")[0] for path in (tmp_path / "logs/slurm").glob("*_submitted.pkl")}
+    assert len(jobs) == count
     assert not hostile.exists()
 
 

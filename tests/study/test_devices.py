@@ -17,6 +17,7 @@ from vitmods.study.cells import Trial
 from vitmods.study.executors import ClusterOptions, StudyOptions
 from vitmods.study.executors.processes import LocalProcesses, Team, Template, reason
 from vitmods.study.prepare import check_devices, threads_for, workers_for
+from vitmods.study.stopwatch import TRIAL_S, Pace, Stopwatch
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import Interrupted
 from vitmods.train.launch import seats
@@ -99,6 +100,21 @@ def test_a_study_on_two_devices_resumes_what_one_began(alone, tmp_path, monkeypa
     study().run(tmp_path, devices_per_trial=2, **QUIET)
     check_same(tmp_path, alone)
     assert {result["how"]["processes"] for result in records(tmp_path).values()} == {2}
+
+
+def test_the_dry_run_derives_the_time_of_both_layouts(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(Stopwatch, "_read", lambda *_: (0.04, 0.0))
+    monkeypatch.setattr(Stopwatch, "pace", lambda *_: Pace(image_s=0.01, update_s=0.002, infer_s=0.0))
+    planned = study(seeds=8).dry_run(tmp_path, devices_per_trial=2, device="cpu", progress=False)
+    (base,) = planned.arms
+    assert base.step_s == pytest.approx(40 * 0.01 / 2 + 0.002 + 0.04 / 2)
+    assert base.trial_s == pytest.approx(TRIAL_S + 24 * base.step_s)
+    assert base.alone_s == pytest.approx(TRIAL_S + 24 * (40 * 0.01 + 0.002 + 0.04))
+    text = " ".join(str(planned).split())
+    assert "On 2 devices per trial, 4 at a time: about 13 s (derived from one device" in text
+    assert "On one, 8 at a time, if a trial fits it: about 12 s." in text
+    assert "devices per trial" not in str(study(seeds=8).dry_run(tmp_path, device="cpu", progress=False))
 
 
 def test_devices_are_a_whole_number_or_a_part() -> None:
