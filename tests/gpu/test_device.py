@@ -38,6 +38,23 @@ def driver(tmp_path, monkeypatch):
     return install
 
 
+@pytest.mark.parametrize("asked", [{}, {"workers": 4}, {"devices_per_trial": "1/2"}])
+def test_a_study_measures_how_many_trials_share_its_gpus_unless_told(driver, monkeypatch, tmp_path, asked):
+    executors = []
+    monkeypatch.setattr(LocalProcesses, "run", lambda executor, _: executors.append(executor))
+    driver("60000, Default")
+    with pretend.gpu(gpus=2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+        study = vm.Study("mu1/2", ["rms"], "digits", vm.recipes.digits(), limit_train=64, seeds=8)
+        study.run(tmp_path / "out", device="cuda", cost_seconds=0, progress=False, **asked)
+    (executor,) = executors
+    assert executor.workers == (4 if asked else 8)
+    if asked:
+        assert executor.sharing is None
+    else:
+        assert (executor.sharing.gpus, executor.sharing.most, executor.sharing.limit) == (2, 4, 2)
+
+
 def refuse(words):
     raise RuntimeError(words)
 

@@ -140,6 +140,9 @@ def test_teams_fill_the_cores(monkeypatch) -> None:
         options = StudyOptions("cpu", devices_per_trial=devices)
         assert workers_for(options, 100, 1 << 20) == workers
         assert threads_for(options, 1 << 20) == threads
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert {threads_for(StudyOptions("cpu", devices_per_trial=n), 1 << 20) for n in (1, 2, 3, 5)} == {2}, "as in ids"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert threads_for(StudyOptions("cpu", devices_per_trial=2, workers=2), 1 << 20) == 2
 
 

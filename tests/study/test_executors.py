@@ -170,6 +170,15 @@ def test_every_trial_goes_to_all_workers_of_a_team(pool):
     assert [len(pids) for pids in teams.values()] == [2, 2]
 
 
+def test_no_more_teams_begin_than_share_the_gpus(pool):
+    looks = []
+    executor = pool(workers=4)
+    executor.sharing = Mock(limit=1, look=looks.append)
+    assert ran(executor) == {}
+    assert len({pid for pid, *_ in pool.record()}) == 1
+    assert all(len(running) == 1 for running in looks)
+
+
 ECHO = f"{PEER_ENDED} without a message"
 
 

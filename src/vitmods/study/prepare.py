@@ -104,6 +104,13 @@ class PreparedStudy:
         return 1 if self._runs_here else workers_for(self.options, trials, self.trial_bytes)
 
     @property
+    def measures_sharing(self) -> bool:
+        """Whether trials share GPUs as far as that is measured to be worth it: nothing else was asked for."""
+        asked = self.options.workers, self.options.devices_per_trial
+        is_here = self.options.cluster.executor == "here" and not self._runs_here
+        return is_here and asked == (None, None) and resolve(self.options.device).type == "cuda"
+
+    @property
     def threads(self) -> int:
         """The threads of each worker."""
         return torch.get_num_threads() if self._runs_here else threads_for(self.options, self.trial_bytes)
@@ -415,6 +422,8 @@ def threads_for(options: StudyOptions, trial_bytes: int) -> int:
     many trials a study has, or are missing."""
     if options.cluster.executor != "here":
         return options.cluster.cpus_per_trial
+    if options.workers is None and resolve(options.device).type == "cpu":
+        options = replace(options, devices_per_trial=None, shard=False)  # nor on the processes of a trial
     return max(1, torch.get_num_threads() // (workers_for(options, MANY_TRIALS, trial_bytes) * options.processes))
 
 

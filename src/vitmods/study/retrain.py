@@ -25,7 +25,7 @@ from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
 
 if TYPE_CHECKING:
-    from vitmods.train.options import RunOptions
+    from vitmods.study.executors import StudyOptions
 
 RETRAINED = "retrained"
 BEST = "best"
@@ -58,7 +58,7 @@ class Retrained:
         )
 
 
-def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: RunOptions) -> Retrained:
+def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: StudyOptions) -> Retrained:
     """Do what `Study.retrain` documents."""
     from vitmods.study.trial import TrialRunner  # torch, which a report does without
 
@@ -72,6 +72,8 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
     recorded = {name: facts.settings[name] for name in ("images", "seeds")}
     folder.check_same_study({**settings.to_dict(), **recorded})
     settings.refuse("retrain")
+    if options.processes > 1:
+        raise UserError("--retrain trains on one device: drop --devices-per-trial.")
     if settings.sweep:
         raise UserError("--retrain does not support --sweep or several bases: run an ordinary study of the arm.")
     names = [trained.name for trained in settings.every_arm]

@@ -30,8 +30,18 @@ from vitmods.study.cells import MOST_SEEDS, Cell, Trial
 from vitmods.study.executors import Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import LocalProcesses, Template, get_template, import_all
-from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, threads_for, user_functions, workers_for
-from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of
+from vitmods.study.executors.sharing import Sharing
+from vitmods.study.prepare import (
+    PreparedStudy,
+    build_arms,
+    open_study,
+    parallel_trials,
+    say,
+    threads_for,
+    user_functions,
+    workers_for,
+)
+from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of, last_row
 from vitmods.study.results import costs_under, read_costs
 from vitmods.study.reuse import Pool
 from vitmods.study.schedule import TrialSchedule, check_weights_are_there
@@ -43,6 +53,7 @@ from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.device import device_name as recorded_device
 from vitmods.train.device import resolve
 from vitmods.train.loggers import Logs
+from vitmods.train.loop import METRICS
 from vitmods.util.address import address_of, named
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
@@ -457,6 +468,19 @@ def _work(
         )  # fmt: skip
         if schedule.left:
             executor = make_executor(study, workers, template)
+            if isinstance(executor, LocalProcesses) and study.measures_sharing:
+
+                def tell(limit: int, line: str = "") -> None:
+                    progress.workers = limit
+                    if line:
+                        say(options, line)
+
+                def row(trial: Trial) -> Mapping[str, Any]:
+                    return last_row(runner.folder.trial(trial) / METRICS)
+
+                gpus = parallel_trials(options)
+                executor.sharing = Sharing(gpus, -(-workers // gpus), row, tell)
+                tell(min(gpus, workers))
             needs_costs = costs is not None and options.cost_seconds > 0 and not runner.folder.costs_file.exists()
             if template is not None and needs_costs:
                 threading.Thread(target=import_all).start()  # for the costs, while the template imports the same

@@ -28,6 +28,7 @@ from typing import IO, Any
 
 from vitmods.study.cells import Trial
 from vitmods.study.executors import MOST_WORKERS, StudyOptions, WorkSource
+from vitmods.study.executors.sharing import Sharing, mps_runs
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import stop_on_signals
 from vitmods.train.launch import PEER_ENDED, import_path, seats
@@ -241,7 +242,7 @@ class LocalProcesses:
     A worker holds a lock and dies when this process does (its input pipe closes), so a killed run leaves no process
     that still writes when the next one begins.
 
-    workers: teams, which train a trial each. team: workers of each.
+    workers: teams, which train a trial each. team: workers of each. sharing: how many of the teams are used.
     path, working_folder: what workers import from, and their current folder if it exists; None: as this process.
     template: what workers are copies of; None: each is a fresh interpreter.
     """
@@ -255,6 +256,7 @@ class LocalProcesses:
     working_folder: str | None = None
     template: Template | None = None
     team: int = 1
+    sharing: Sharing | None = None
 
     def run(self, source: WorkSource) -> None:
         running: dict[Any, Team] = {}  # by the pipes that answers come through
@@ -262,7 +264,8 @@ class LocalProcesses:
         with stop_on_signals() as request:
             try:
                 while True:
-                    while free and (trial := source.take()) is not None:
+                    limit = self.sharing.limit if self.sharing else self.workers
+                    while free and min(free) < limit and (trial := source.take()) is not None:
                         index = min(free)
                         team = free.pop(index) or Team(index, [self.start(index, seat) for seat in seats(self.team)])
                         running |= team.begin(trial)
@@ -273,6 +276,8 @@ class LocalProcesses:
                     request.check()
                     if not ready:
                         source.waiting()
+                        if self.sharing:
+                            self.sharing.look({team.trial for team in running.values()})
                     for answers in ready:
                         if (one := running.get(answers)) is not None and one.hear(answers):
                             running = {pipe: other for pipe, other in running.items() if other is not one}
@@ -469,7 +474,7 @@ def free_memory(gpu: int) -> int:
     with suppress(OSError, ValueError, LookupError, subprocess.SubprocessError):
         query += ["-i", visible_gpus()[gpu]]
         free, mode = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split(",")
-        return 0 if "Exclusive" in mode else int(free) << 20
+        return 0 if "Exclusive" in mode and not mps_runs() else int(free) << 20
     import torch
 
     return int(torch.cuda.mem_get_info(gpu)[0])
