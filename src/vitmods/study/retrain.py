@@ -20,6 +20,7 @@ from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train.trial import MODULES
 from vitmods.util.address import named
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import log
 from vitmods.util.registry import plugin_options
 from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
@@ -72,8 +73,10 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
     recorded = {name: facts.settings[name] for name in ("images", "seeds")}
     folder.check_same_study({**settings.to_dict(), **recorded})
     settings.refuse("retrain")
-    if options.processes > 1:
-        raise UserError("--retrain trains on one device: drop --devices-per-trial.")
+    if options.shard:
+        raise UserError("--retrain trains on one device: drop --shard and --devices-per-trial.")
+    if options.processes > 1 and options.progress:
+        log("The arm is trained on one device, with the same batches.")
     if settings.sweep:
         raise UserError("--retrain does not support --sweep or several bases: run an ordinary study of the arm.")
     names = [trained.name for trained in settings.every_arm]
