@@ -11,8 +11,9 @@ import vitmods as vm
 from vitmods.cli import main
 from vitmods.recipes import Recipe
 from vitmods.study.executors import StudyOptions
-from vitmods.study.executors.processes import free_memory
-from vitmods.study.prepare import workers_for
+from vitmods.study.executors.processes import LocalProcesses, free_memory
+from vitmods.study.prepare import check_devices, parallel_trials, workers_for
+from vitmods.study.store import StudyFolder
 from vitmods.tasks import Classification
 from vitmods.train import RunOptions, distributed, train_trial
 from vitmods.train.device import place, resolve, usable
@@ -35,6 +36,23 @@ def driver(tmp_path, monkeypatch):
         program.chmod(0o755)
 
     return install
+
+
+@pytest.mark.parametrize("asked", [{}, {"workers": 4}, {"devices_per_trial": "1/2"}])
+def test_a_study_measures_how_many_trials_share_its_gpus_unless_told(driver, monkeypatch, tmp_path, asked):
+    executors = []
+    monkeypatch.setattr(LocalProcesses, "run", lambda executor, _: executors.append(executor))
+    driver("60000, Default")
+    with pretend.gpu(gpus=2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+        study = vm.Study("mu1/2", ["rms"], "digits", vm.recipes.digits(), limit_train=64, seeds=8)
+        study.run(tmp_path / "out", device="cuda", cost_seconds=0, progress=False, **asked)
+    (executor,) = executors
+    assert executor.workers == (4 if asked else 8)
+    if asked:
+        assert executor.sharing is None
+    else:
+        assert (executor.sharing.gpus, executor.sharing.most, executor.sharing.limit) == (2, 4, 2)
 
 
 def refuse(words):
@@ -173,6 +191,28 @@ def test_the_process_that_starts_workers_leaves_the_gpus_alone(driver, monkeypat
         assert workers_for(StudyOptions(device="cuda"), 100, 5000 << 20) == 6
         driver("30000, Exclusive_Process")
         assert workers_for(StudyOptions(device="cuda"), 100, 5000 << 20) == 2
+    with pretend.gpu(gpus=8):
+        driver("30000, Default")
+        on_two, shared = StudyOptions("cuda", devices_per_trial=2), StudyOptions("cuda", devices_per_trial="1/3")
+        assert workers_for(on_two, 100, 40000 << 20) == parallel_trials(on_two) == 4
+        assert workers_for(on_two, 100, 1) == 4, "pairs are not shared"
+        assert workers_for(shared, 100, 1) == 24
+        settings = vm.Study("mu1/2", ["rms"], seeds=1).settings
+        processes = LocalProcesses(StudyFolder("somewhere"), 4, 1, on_two, team=2)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        gpus = [processes.environment(number)["CUDA_VISIBLE_DEVICES"] for number in range(8)]
+        assert gpus == [str(number) for number in range(8)]
+        check_devices(settings, on_two)
+        for options, message in (
+            ({"devices_per_trial": 16}, "16 devices per trial are more than the 8 GPUs"),
+            ({"devices_per_trial": 2, "device": "cuda:1"}, "2 devices per trial are more than the 1 GPU"),
+            (
+                {"devices_per_trial": 2, "workers": 5},
+                "8 GPUs are enough for 4 trials at a time, each on 2: --workers 4",
+            ),
+        ):
+            with pytest.raises(UserError, match=message):
+                check_devices(settings, StudyOptions(**{"device": "cuda", **options}))
     with pretend.gpu(gpus=2, memory=7 << 30):
         driver("", 9)
         assert free_memory(1) == 7 << 30

@@ -15,7 +15,7 @@ import pytest
 import vitmods as vm
 from vitmods.study.budget import Budget
 from vitmods.study.cells import Trial
-from vitmods.study.executors import ClusterOptions
+from vitmods.study.executors import ClusterOptions, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, RayWorker, Run, Slurm, SlurmJob
 from vitmods.study.executors.processes import LocalProcesses, Template
 from vitmods.study.store import StudyFolder
@@ -106,7 +106,24 @@ def test_a_failure_on_a_node_without_the_folder_of_the_start_says_so(tmp_path, m
 
 
 @pytest.mark.slow
-def test_jobs_are_the_study_in_one_process(hostile, alone, tmp_path, monkeypatch) -> None:
+def test_processes_on_two_nodes_train_a_trial_together(two_nodes, alone, tmp_path) -> None:
+    cluster, _ = two_nodes
+    study(arms=None).run(tmp_path, cluster=ClusterOptions("ray", cluster.address), devices_per_trial=2, **QUIET)
+    check_equal_up_to_rounding(tmp_path, alone)
+
+
+def check_equal_up_to_rounding(out, alone):
+    for trial, (_, metrics, status) in results(out).items():
+        assert metrics == pytest.approx(alone[trial][1], abs=1e-6)
+        assert status == "finished"
+        assert json.loads((out / trial / "result.json").read_text())["how"]["processes"] == 2
+    assert [trial.parent.name for trial in results(out)] == ["base"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "count"), [(None, 2), ("1/2", 1), (2, 1)])
+def test_jobs_are_the_study_in_one_process(hostile, alone, tmp_path, monkeypatch, devices, count) -> None:
+    """Two jobs, one of both trials, and one of base whose trial has two processes."""
     pytest.importorskip("submitit")
 
     def controller(command, **how):  # what stands for Slurm on this machine is not what is tested
@@ -115,8 +132,14 @@ def test_jobs_are_the_study_in_one_process(hostile, alone, tmp_path, monkeypatch
 
     monkeypatch.setattr("submitit.local.local.subprocess", SimpleNamespace(Popen=controller))
     monkeypatch.setattr("vitmods.study.run.Slurm", lambda *given: Slurm(*given, cluster="local"))
-    study().run(tmp_path, workers=2, cluster=ClusterOptions("slurm"), **QUIET)
-    assert results(tmp_path) == alone
+    arms = None if devices == 2 else ["dpn"]
+    study(arms=arms).run(tmp_path, workers=2, cluster=ClusterOptions("slurm"), devices_per_trial=devices, **QUIET)
+    if devices == 2:
+        check_equal_up_to_rounding(tmp_path, alone)
+    else:
+        assert results(tmp_path) == alone
+    jobs = {path.name.partition("_")[0] for path in (tmp_path / "logs/slurm").glob("*_submitted.pkl")}
+    assert len(jobs) == count
     assert not hostile.exists()
 
 
@@ -150,7 +173,7 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
             signal.signal(signal.SIGUSR2, before)
         assert not (folder.trial(trial) / "result.json").exists()
         assert (folder.trial(trial) / "checkpoint.pt").exists()
-        assert again[0].function() is None
+        assert again[0].function() == [None]
     (done,) = results(broken).items()
     assert done in results(unbroken).items()
 
@@ -158,10 +181,9 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("executor", "options", "message"),
     [
-        ("here", {"gpus_per_trial": 1}, "executor here does not use gpus_per_trial"),
+        ("here", {"cpus_per_trial": 2}, "executor here does not use cpus_per_trial"),
         ("slurm", {"address": "auto"}, "executor slurm does not use address"),
         ("ray", {"cpus_per_trial": 0}, "A trial on a cluster needs at least one core"),
-        ("ray", {"gpus_per_trial": -1.0}, "A trial on a cluster needs at least one core"),
         ("ray", {"memory_per_trial": -2.0}, "A trial on a cluster needs at least one core"),
     ],
 )
@@ -173,14 +195,20 @@ def test_options_that_make_no_sense_are_refused(executor, options, message) -> N
 @pytest.mark.parametrize(
     ("nodes", "options", "room"),
     [
-        (({"CPU": 3}, {"CPU": 3}), {"cpus_per_trial": 2}, 2),  # a trial does not spread over nodes
+        (({"CPU": 3}, {"CPU": 3}), {"cpus_per_trial": 2}, 2),  # a process does not spread over nodes
         (({"CPU": 3}, {"CPU": 3}), {"cpus_per_trial": 4}, None),
-        (({"CPU": 8, "GPU": 1},), {"gpus_per_trial": 0.2}, 5),
+        (({"CPU": 8, "GPU": 1},), {"devices_per_trial": "1/5"}, 5),
+        (({"CPU": 8, "GPU": 3}, {"CPU": 8, "GPU": 2}), {"devices_per_trial": 2}, 2),
+        (({"CPU": 8, "GPU": 3}, {"CPU": 8, "GPU": 2}), {"device": "cuda"}, 5),
+        (({"CPU": 1}, {"CPU": 3}), {"devices_per_trial": 2, "device": "cpu"}, 2),
+        (({"CPU": 1}, {"CPU": 3}), {"devices_per_trial": 8, "device": "cpu"}, None),
         (({"CPU": 8, "memory": 5e9}, {"CPU": 1, "memory": 1e9}), {"memory_per_trial": 2.0}, 2),
     ],
 )
 def test_there_is_room_on_each_node_by_itself(nodes, options, room) -> None:
-    cluster = RayCluster(None, ClusterOptions("ray", **options))
+    needs = {name: value for name, value in options.items() if name in ("cpus_per_trial", "memory_per_trial")}
+    others = {name: value for name, value in options.items() if name not in needs}
+    cluster = RayCluster(None, StudyOptions(cluster=ClusterOptions("ray", **needs), **others))
     run = Run(
         cluster, SimpleNamespace(nodes=lambda: [{"Alive": True, "Resources": node} for node in nodes]), None, None
     )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from multiprocessing.connection import wait
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,6 +19,7 @@ from vitmods.study.cells import Cell, Trial
 from vitmods.study.executors import ClusterOptions, Inline, StudyOptions, describe, processes
 from vitmods.study.executors.processes import OUT_OF_MEMORY, SAVE_GRACE_S, Copy, LocalProcesses, Template
 from vitmods.study.store import StudyFolder
+from vitmods.train.launch import PEER_ENDED
 
 
 class Queue:
@@ -80,10 +82,23 @@ if sys.argv[1] == "--fork":
     sys.stdin = open(0)
 else:
     task = json.loads(sys.argv[1])
+rank, said = task["seat"].get("RANK", "0"), task.get("said")
 for line in sys.stdin:
     name = json.loads(line)
+    if said and name["seed"] == 1:
+        text = said[int(rank)]
+        if text == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if text == "waits":
+            time.sleep(600)
+        first = [other for other in said if other != "waits"][0 if rank == "1" else -1]
+        while text in task["late"] and first != text and not os.path.exists(task["record"] + ".said"):
+            time.sleep(0.01)
+        print(json.dumps({"failure": text}), flush=True)
+        open(task["record"] + ".said", "w").close()
+        os._exit(1)
     with open(task["record"], "a") as record:
-        record.write(f"{os.getpid()} {name['seed']} {os.environ['OMP_NUM_THREADS']}\\n")
+        record.write(f"{os.getpid()} {name['seed']} {os.environ['OMP_NUM_THREADS']} {rank}\\n")
     if name["seed"] == task.get("die_at"):
         os.kill(os.getpid(), task.get("die_by", signal.SIGKILL))
     if name["seed"] == task.get("exit_at"):
@@ -125,9 +140,9 @@ def pool(tmp_path, monkeypatch, request, misbehaving):
     monkeypatch.setattr(sys, "executable", misbehaving)
     record = tmp_path / "record"
 
-    def make(workers=2, **task):
+    def make(workers=2, team=1, **task):
         monkeypatch.setattr(LocalProcesses, "task", lambda executor, index: {"record": str(record), **task})
-        return LocalProcesses(StudyFolder(tmp_path), workers, threads=3, template=template)
+        return LocalProcesses(StudyFolder(tmp_path), workers, threads=3, template=template, team=team)
 
     make.record_file = record
     make.record = lambda: [line.split() for line in record.read_text().splitlines()]
@@ -140,16 +155,55 @@ fresh_and_copies = pytest.mark.parametrize("pool", ["fresh", "copies"], indirect
 @fresh_and_copies
 def test_every_trial_goes_to_one_worker_with_its_share_of_threads(pool):
     assert ran(pool()) == {}
-    assert sorted(int(seed) for _, seed, _ in pool.record()) == [0, 1, 2, 3]
-    assert len({pid for pid, _, _ in pool.record()}) == 2
-    assert {threads for _, _, threads in pool.record()} == {"3"}
+    assert sorted(int(seed) for _, seed, *_ in pool.record()) == [0, 1, 2, 3]
+    assert len({pid for pid, *_ in pool.record()}) == 2
+    assert {threads for _, _, threads, _ in pool.record()} == {"3"}
+
+
+@fresh_and_copies
+def test_every_trial_goes_to_all_workers_of_a_team(pool):
+    assert ran(pool(team=2)) == {}
+    assert sorted((int(seed), int(rank)) for _, seed, _, rank in pool.record()) == [*product(range(4), range(2))]
+    teams = {}
+    for pid, _, _, rank in pool.record():
+        teams.setdefault(rank, set()).add(pid)
+    assert [len(pids) for pids in teams.values()] == [2, 2]
+
+
+def test_no_more_teams_begin_than_share_the_gpus(pool):
+    looks = []
+    executor = pool(workers=4)
+    executor.sharing = Mock(limit=1, look=looks.append)
+    assert ran(executor) == {}
+    assert len({pid for pid, *_ in pool.record()}) == 1
+    assert all(len(running) == 1 for running in looks)
+
+
+ECHO = f"{PEER_ENDED} without a message"
+
+
+@pytest.mark.parametrize(
+    ("said", "failure"),
+    [
+        (["dies", "waits"], f"its worker process was killed by SIGKILL: {OUT_OF_MEMORY}"),
+        (["waits", "the disk is full"], "the disk is full"),
+        ([ECHO, "the disk is full"], "the disk is full"),
+        (["the disk is full", ECHO], "the disk is full"),
+        ([ECHO, "waits"], ECHO),
+        ([None, "too late"], None),
+    ],
+)
+def test_a_team_ends_with_its_first_failure_and_another_one_goes_on(pool, said, failure):
+    assert ran(pool(workers=1, team=2, said=said, late=[ECHO, "too late"])) == ({TRIALS[1]: failure} if failure else {})
+    assert len({pid for pid, *_ in pool.record()}) == 4, "two teams"
+    assert {seed for _, seed, *_ in pool.record()} == {"0", "2", "3"}
 
 
 @fresh_and_copies
 @pytest.mark.parametrize(("number", "name"), [(9, f"SIGKILL: {OUT_OF_MEMORY}"), (11, "SIGSEGV"), (40, "signal 40")])
 def test_a_killed_worker_loses_its_trial_alone(pool, number, name):
     assert ran(pool(die_at=1, die_by=number)) == {TRIALS[1]: f"its worker process was killed by {name}"}
-    assert sorted(int(seed) for _, seed, _ in pool.record()) == [0, 1, 2, 3]
+    assert sorted(int(seed) for _, seed, *_ in pool.record()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("pool", ["copies"], indirect=True)
@@ -222,7 +276,7 @@ def test_a_worker_that_ends_is_quoted(pool):
 
 def test_a_failure_that_a_worker_reports_keeps_the_worker(pool):
     assert ran(pool(workers=1, fail_at=0)) == {TRIALS[0]: "went wrong"}
-    assert len({pid for pid, _, _ in pool.record()}) == 1
+    assert len({pid for pid, *_ in pool.record()}) == 1
 
 
 @pytest.mark.parametrize(("workers", "steps"), [(1, 0), (2, 3)])
@@ -270,7 +324,7 @@ def test_a_copy_that_ended_at_once_has_its_code():
 def test_an_interruption_ends_the_workers(pool):
     class Stop(Queue):
         def waiting(self):
-            if "0" in {seed for _, seed, _ in pool.record()}:  # one hangs by now
+            if "0" in {seed for _, seed, *_ in pool.record()}:  # one hangs by now
                 os.kill(os.getpid(), signal.SIGINT)
 
     pool.record_file.touch()
@@ -278,7 +332,7 @@ def test_an_interruption_ends_the_workers(pool):
     with pytest.raises(KeyboardInterrupt):
         pool(hang_at=0).run(Stop(TRIALS))
     assert time.monotonic() - start < SAVE_GRACE_S
-    for pid, _, _ in pool.record():
+    for pid, *_ in pool.record():
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
 
@@ -294,4 +348,4 @@ def test_work_that_comes_up_later_is_done_and_no_worker_is_idle_then(pool):
 
     queue = Growing(TRIALS[:2])
     assert ran(pool(), queue) == {}
-    assert len({pid for pid, _, _ in pool.record()}) == 2
+    assert len({pid for pid, *_ in pool.record()}) == 2

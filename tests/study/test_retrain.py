@@ -100,6 +100,8 @@ def test_another_study_or_arm_is_refused(copied, tmp_path):
         make(recipe=RECIPE.with_(epochs=3)).retrain(copied, **HERE)
     with pytest.raises(UserError, match=r"not have an arm 'dpm'\. Did you mean 'dpn'"):
         make().retrain(copied, "dpm", **HERE)
+    with pytest.raises(UserError, match="trains on one device: drop --shard"):
+        make().retrain(copied, **HERE, devices_per_trial=2, shard=True)
     with pytest.raises(UserError, match=r"nothing is not a study yet: .*without --retrain"):
         make().retrain(tmp_path / "nothing", **HERE)
 

@@ -532,7 +532,8 @@ def test_a_trial_that_goes_on_in_another_environment_is_not_reused(images, tmp_p
     train_trial._resume(out, config)
     assert json.loads((out / "config.json").read_text())["id"] == config["id"]
     checkpoint.save(out, {"step": 1})
-    moved = {**config, "environment": {**config["environment"], "threads": 64}}
-    with pytest.warns(UserWarning, match="numbers may differ"):
-        train_trial._resume(out, moved)
-    assert json.loads((out / "config.json").read_text())["id"] is None
+    for change, known in (({"processes": 2, "shard": True}, config["id"]), ({"processes": 2, "threads": 64}, None)):
+        moved = {**config, "environment": {**config["environment"], **change}}
+        with pytest.warns(UserWarning, match="numbers may differ"):
+            train_trial._resume(out, moved)
+        assert json.loads((out / "config.json").read_text())["id"] == known

@@ -81,6 +81,7 @@ def choose(
         dataset = TrialRunner(folder, settings.measure, options).dataset(settings.cell(BASE))
         rungs = [rung._replace(images=len(dataset.splits["train"])) for rung in rungs]
     stopwatch = Stopwatch(TrialRunner(folder, rungs[0].settings.measure, options), device_of(options.device), budget)
+    stopwatch.processes = options.processes
     for rung in rungs:
         settings, is_last = rung.settings, rung is rungs[-1]
         seeds = len(settings.seeds) if settings.is_settled else CHOSEN_SEEDS
@@ -197,10 +198,10 @@ def time_steps(rung: Rung, trials: int, options: StudyOptions, stopwatch: Stopwa
         return 0.0
     parallel = min(workers_for(options, trials, LEAST_BYTES), parallel_trials(options))
     cell, model = next(build_arms(settings, AS_IS, USUAL_CLASSES))
-    beside = parallel if stopwatch.budget.may_time else 1
+    beside = parallel * options.processes if stopwatch.budget.may_time else 1
     with as_a_worker(stopwatch.device, beside, threads_for(options, LEAST_BYTES)), already_reported():
         pace = stopwatch.pace(cell, model, USUAL_CLASSES)
-    return trials / parallel * cell.recipe.batch_size * pace.image_s
+    return trials / parallel * cell.recipe.batch_size / options.processes * pace.image_s
 
 
 def use_whole_budget(planned: Estimate, length: Length, most_times: float, images: int) -> Estimate:
@@ -226,7 +227,7 @@ def use_whole_budget(planned: Estimate, length: Length, most_times: float, image
     longer = max(1, int(count * times))
     times = longer / count
     arms = [
-        replace(arm, trial_s=times * arm.trial_s, trials=trials)
+        replace(arm, trial_s=times * arm.trial_s, alone_s=times * arm.alone_s, trials=trials)
         for arm, trials in zip(planned.arms, planned.trials(seeds), strict=True)
     ]
     steps_now = {setting: int(times * steps_there) for setting, steps_there in planned.steps.items()}

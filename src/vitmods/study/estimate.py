@@ -48,6 +48,7 @@ from vitmods.study.prepare import (
     named_cell,
     parallel_trials,
     say,
+    workers_for,
 )
 from vitmods.study.reuse import Pool
 from vitmods.study.settings import Measure, Settings, as_now
@@ -94,6 +95,7 @@ class Estimate(Printed):
     """The printed estimate of `vitmods compare --dry-run`.
 
     workers:      trials at a time, of which `parallel` do not slow each other down: on GPUs one each
+    processes:    that train a trial together; on one device each, `alone` trials would not slow each other down
     steps:        of a trial of base, under each setting of the sweep
     dataset:      split -> number of its images
     spread:       None: unknown
@@ -132,6 +134,8 @@ class Estimate(Printed):
     spent: str = ""
     safe_seeds: int | None = None
     frozen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    processes: int = 1
+    alone: int = 1
 
     @property
     def available_s(self) -> float:
@@ -258,6 +262,7 @@ class Estimate(Printed):
                 "",
                 f"Images: {splits}. A trial has {listing(lengths)}.{tried}",
                 f"{to_run}, {self.workers} at a time: {lasts}.",
+                *textwrap.wrap(self._layouts(), WIDTH),
                 *(part for line in trained_lines(self.settings, self.frozen) for part in textwrap.wrap(line, WIDTH)),
                 *textwrap.wrap(times_at_other_sizes(self.settings), WIDTH),
                 *self._trials_of_others(),
@@ -272,6 +277,15 @@ class Estimate(Printed):
                 *textwrap.wrap(self.suggestion, WIDTH),
             ]
         )
+
+    def _layouts(self) -> str:
+        """Compare trials on several devices with trials on one; empty for one."""
+        if self.processes == 1:
+            return ""
+        alone_s = sum(arm.alone_s * arm.trials for arm in self.arms) / self.alone
+        basis = "by finished trials" if self.finished else "derived from one device, without exchanging gradients"
+        several = f"On {self.processes} devices per trial, {self.parallel} at a time: about {duration(self.total_s)}"
+        return f"{several} ({basis}). On one, {self.alone} at a time, if a trial fits it: about {duration(alone_s)}."
 
     def _trials_of_others(self) -> Iterator[str]:
         """Yield which trials are not trained again, and why others are."""
@@ -362,7 +376,9 @@ def estimate(
     workers = study.workers(len(state.missing))
     parallel = min(workers, parallel_trials(options))
     device = device_of(options.device)
-    stopwatch = stopwatch or Stopwatch(runner, device, budget)
+    stopwatch = stopwatch or Stopwatch(runner, device, budget, options.processes)
+    on_one = replace(options, devices_per_trial=None, shard=False, workers=None)
+    alone = min(workers_for(on_one, len(state.missing), study.trial_bytes), parallel_trials(on_one))
     stopwatch.runner = runner
     points = settings.tune.points
     timed: dict[Cell, ArmEstimate] = {}
@@ -374,7 +390,8 @@ def estimate(
 
     seeds = len(settings.seeds)
     planned_of, for_tuning = trials_by_cell(settings), len(settings.seeds_for_tuning) * len(points)
-    with already_reported(), as_a_worker(device, parallel if budget.may_time else 1, study.threads):
+    beside = parallel * options.processes if budget.may_time else 1
+    with already_reported(), as_a_worker(device, beside, study.threads):
         for setting in sorted(settings.sweep.points, key=macs):
             is_open = any(state.selections[setting, arm.name].chosen is None for arm in settings.every_arm)
             for cell, model in build_arms(settings, setting, dataset.num_classes):
@@ -411,6 +428,8 @@ def estimate(
         budget.seconds,
         keep_weights=options.keep_weights,
         frozen=study.frozen,
+        processes=options.processes,
+        alone=alone,
         reused=Counter(named(finished.study.path) for finished in reused.values()),
         finished=sum(record.ended for record in state.records.values()),
         saved_s=sum(timed[settings.cell(trial.arm.name, trial.setting)].trial_s for trial in reused) / parallel,

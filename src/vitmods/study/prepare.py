@@ -52,12 +52,12 @@ from vitmods.study.trial import (
 from vitmods.tasks.base import TASKS
 from vitmods.train.device import resolve
 from vitmods.train.optim import freeze, parameter_groups
-from vitmods.train.options import RunOptions
+from vitmods.train.options import RunOptions, check_divides
 from vitmods.train.trial import fit_to_images
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import log
-from vitmods.util.text import first_of, listing
+from vitmods.util.text import first_of, listing, plural
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
@@ -104,6 +104,13 @@ class PreparedStudy:
         return 1 if self._runs_here else workers_for(self.options, trials, self.trial_bytes)
 
     @property
+    def measures_sharing(self) -> bool:
+        """Whether trials share GPUs as far as that is measured to be worth it: nothing else was asked for."""
+        asked = self.options.workers, self.options.devices_per_trial
+        is_here = self.options.cluster.executor == "here" and not self._runs_here
+        return is_here and asked == (None, None) and resolve(self.options.device).type == "cuda"
+
+    @property
     def threads(self) -> int:
         """The threads of each worker."""
         return torch.get_num_threads() if self._runs_here else threads_for(self.options, self.trial_bytes)
@@ -111,7 +118,7 @@ class PreparedStudy:
     @property
     def _runs_here(self) -> bool:
         is_local = any(function.module is None for function in user_functions(self.settings))
-        return self.options.workers is None and is_local
+        return self.options.workers is None and self.options.processes == 1 and is_local
 
     def warn(self) -> None:
         """Issue the notices, and the warnings of images and design, which the answer has by itself."""
@@ -134,6 +141,7 @@ def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -
 
     Raises UserError if the folder holds a trial or another study, or if an arm cannot be built or trained.
     """
+    check_devices(settings, options)
     facts = folder.facts()
     if facts is None and (folder.path / "config.json").exists():
         raise UserError(f"{named(folder.path)} holds a single trial. Choose another folder for a study with --out.")
@@ -398,13 +406,15 @@ def workers_for(options: StudyOptions, trials: int, trial_bytes: int) -> int:
     if options.cluster.executor != "here":
         return max(1, min(MOST_ON_CLUSTER, trials))
     if resolve(options.device).type == "cuda":
-        gpus = _gpus(options)
-        fitting = min(map(free_memory, gpus), default=0) // 2 // trial_bytes
+        gpus, on_each = _gpus(options), options.trials_per_device
         devices = max(1, len(gpus))
-        on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // devices))
-        return max(1, min(devices * on_each, trials))
+        if on_each is None:
+            fitting = min(map(free_memory, gpus), default=0) // 2 // trial_bytes
+            on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // devices))
+        return max(1, min(devices * on_each // options.processes, trials))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(torch.get_num_threads(), MOST_WORKERS, memory // 2 // trial_bytes, trials))
+    processes = min(torch.get_num_threads(), MOST_WORKERS, memory // 2 // trial_bytes)
+    return max(1, min(processes // options.processes, trials))
 
 
 def threads_for(options: StudyOptions, trial_bytes: int) -> int:
@@ -412,17 +422,46 @@ def threads_for(options: StudyOptions, trial_bytes: int) -> int:
     many trials a study has, or are missing."""
     if options.cluster.executor != "here":
         return options.cluster.cpus_per_trial
-    return max(1, torch.get_num_threads() // workers_for(options, MANY_TRIALS, trial_bytes))
+    if options.workers is None and resolve(options.device).type == "cpu":
+        options = replace(options, devices_per_trial=None, shard=False)  # nor on the processes of a trial
+    return max(1, torch.get_num_threads() // (workers_for(options, MANY_TRIALS, trial_bytes) * options.processes))
 
 
 def parallel_trials(options: StudyOptions) -> int:
-    """Count the trials that do not slow each other down: one per GPU, or MOST_WORKERS on a CPU."""
-    return max(1, len(_gpus(options))) if resolve(options.device).type == "cuda" else MOST_WORKERS
+    """Count the trials that do not slow each other down: a process per GPU, or MOST_WORKERS of them on a CPU."""
+    devices = len(_gpus(options)) if resolve(options.device).type == "cuda" else MOST_WORKERS
+    return max(1, devices // options.processes)
 
 
 def _gpus(options: StudyOptions) -> range | list[int]:
     every = options.device in ("auto", "cuda")
     return range(len(visible_gpus())) if every else [resolve(options.device).index or 0]
+
+
+def check_devices(settings: Settings, options: StudyOptions) -> None:
+    """Raise UserError, before images are read, where the devices of a trial are not there or do not suit the study."""
+    count, on_each = options.processes, options.trials_per_device or 1
+    if options.cluster.executor == "here":
+        kind = resolve(options.device).type
+        if on_each > 1 and kind != "cuda":
+            raise UserError(f"Trials share a GPU, and this is a {kind.upper()}: {on_each} at a time are --workers.")
+        there = {"cuda": len(_gpus(options)), "cpu": os.cpu_count() or 1}.get(kind, 1)
+        what = plural(there, "core" if kind == "cpu" else "GPU")
+        if count > 1 and count > there:
+            raise UserError(
+                f"{count} devices per trial are more than the {what} of this machine or --device: at most {there}, or "
+                "several machines (--executor ray or slurm)."
+            )
+        if count > 1 and kind == "cuda" and (options.workers or 1) * count > there:
+            most = plural(there // count, "trial")
+            raise UserError(f"{what} are enough for {most} at a time, each on {count}: --workers {there // count}.")
+    elif options.cluster.executor == "ray" and on_each > 1 and not options.gpus:
+        raise UserError(f"With Ray {on_each} trials share a GPU: drop --device cpu, or --devices-per-trial.")
+    for cell in settings.cells if count > 1 else ():
+        for point in settings.tune.points:
+            tuned = settings.cell(cell.arm.name, cell.setting, point)
+            check_divides(tuned.recipe.batch_size, count)
+            options.check_task(task_of(tuned), tuned.recipe)
 
 
 def say(options: RunOptions, line: str) -> None:

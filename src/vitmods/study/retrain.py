@@ -20,12 +20,13 @@ from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train.trial import MODULES
 from vitmods.util.address import named
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.files import log
 from vitmods.util.registry import plugin_options
 from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
 
 if TYPE_CHECKING:
-    from vitmods.train.options import RunOptions
+    from vitmods.study.executors import StudyOptions
 
 RETRAINED = "retrained"
 BEST = "best"
@@ -58,7 +59,7 @@ class Retrained:
         )
 
 
-def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: RunOptions) -> Retrained:
+def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: StudyOptions) -> Retrained:
     """Do what `Study.retrain` documents."""
     from vitmods.study.trial import TrialRunner  # torch, which a report does without
 
@@ -72,6 +73,10 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
     recorded = {name: facts.settings[name] for name in ("images", "seeds")}
     folder.check_same_study({**settings.to_dict(), **recorded})
     settings.refuse("retrain")
+    if options.shard:
+        raise UserError("--retrain trains on one device: drop --shard and --devices-per-trial.")
+    if options.processes > 1 and options.progress:
+        log("The arm is trained on one device, with the same batches.")
     if settings.sweep:
         raise UserError("--retrain does not support --sweep or several bases: run an ordinary study of the arm.")
     names = [trained.name for trained in settings.every_arm]

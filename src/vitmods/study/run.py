@@ -30,8 +30,18 @@ from vitmods.study.cells import MOST_SEEDS, Cell, Trial
 from vitmods.study.executors import Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import LocalProcesses, Template, get_template, import_all
-from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, threads_for, user_functions, workers_for
-from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of
+from vitmods.study.executors.sharing import Sharing
+from vitmods.study.prepare import (
+    PreparedStudy,
+    build_arms,
+    open_study,
+    parallel_trials,
+    say,
+    threads_for,
+    user_functions,
+    workers_for,
+)
+from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of, last_row
 from vitmods.study.results import costs_under, read_costs
 from vitmods.study.reuse import Pool
 from vitmods.study.schedule import TrialSchedule, check_weights_are_there
@@ -43,6 +53,7 @@ from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.device import device_name as recorded_device
 from vitmods.train.device import resolve
 from vitmods.train.loggers import Logs
+from vitmods.train.loop import METRICS
 from vitmods.util.address import address_of, named
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
@@ -397,7 +408,8 @@ def template_threads(options: StudyOptions, missing: int) -> int | None:
     """Return the threads of workers that are copies of a template: two or more, on Linux and a CPU. None: others."""
     if sys.platform != "linux" or options.cluster.executor != "here" or resolve(options.device).type != "cpu":
         return None
-    return threads_for(options, TYPICAL_BYTES) if workers_for(options, missing, TYPICAL_BYTES) > 1 else None
+    workers = workers_for(options, missing, TYPICAL_BYTES)
+    return threads_for(options, TYPICAL_BYTES) if workers * options.processes > 1 else None
 
 
 def _work(
@@ -456,6 +468,19 @@ def _work(
         )  # fmt: skip
         if schedule.left:
             executor = make_executor(study, workers, template)
+            if isinstance(executor, LocalProcesses) and study.measures_sharing:
+
+                def tell(limit: int, line: str = "") -> None:
+                    progress.workers = limit
+                    if line:
+                        say(options, line)
+
+                def row(trial: Trial) -> Mapping[str, Any]:
+                    return last_row(runner.folder.trial(trial) / METRICS)
+
+                gpus = parallel_trials(options)
+                executor.sharing = Sharing(gpus, -(-workers // gpus), row, tell)
+                tell(min(gpus, workers))
             needs_costs = costs is not None and options.cost_seconds > 0 and not runner.folder.costs_file.exists()
             if template is not None and needs_costs:
                 threading.Thread(target=import_all).start()  # for the costs, while the template imports the same
@@ -473,12 +498,13 @@ def _work(
 def make_executor(
     study: PreparedStudy, workers: int, template: Template | None = None
 ) -> Inline | LocalProcesses | RayCluster | Slurm:
-    """Return what runs the trials: this process, worker processes with so many threads each, or a cluster.
+    """Return what runs the trials: this process, so many teams of worker processes, or a cluster.
 
     Raises UserError if workers cannot import a function of the study, or a cluster would have to share an address.
     """
     runner, options, threads, cluster = study.runner, study.options, study.threads, study.options.cluster
-    if workers == 1 and threads == torch.get_num_threads() and cluster.executor == "here":
+    is_alone = workers == options.processes == 1 and threads == torch.get_num_threads()
+    if is_alone and cluster.executor == "here":
         return Inline(runner)
     if cluster.executor != "here" and (address := address_of(runner.folder.path)):
         raise UserError(
@@ -489,7 +515,8 @@ def make_executor(
     if local := [function.name for function in functions if function.module is None]:
         raise UserError(
             f"{', '.join(local)}: worker processes cannot import a function without a name, or one that is defined in "
-            "the script itself. Move it to a module that the script imports, or run with workers=1."
+            "the script itself. Move it to a module that the script imports, or run with workers=1 and one "
+            "device per trial."
         )
     modules = sorted({str(function.module) for function in functions})
     processes = LocalProcesses(
@@ -499,10 +526,11 @@ def make_executor(
         options=options,
         plugins=(*plugins(), *(spelled(sys.modules[name]) for name in modules)),
         template=template if template and template.threads == threads else None,
+        team=options.processes,
     )
     if cluster.executor == "ray":
-        return RayCluster(processes, cluster, options.workers)
-    return Slurm(processes, cluster, workers) if cluster.executor == "slurm" else processes
+        return RayCluster(processes, options, options.workers)
+    return Slurm(processes, options, workers) if cluster.executor == "slurm" else processes
 
 
 def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> Generator[None, None, None]:

@@ -65,8 +65,8 @@ LENGTH = {"epochs", "steps", "lr", "min_lr", "weight_decay", *(option.name for o
 
 @dataclass(frozen=True)
 class ArmEstimate:
-    """One arm: sizes, seconds of a trial on average over the points that are tried, and the trials to be run. `macs` is
-    None if unknown."""
+    """One arm: sizes, seconds of a step and of a trial on average over the points that are tried, and the trials to be
+    run. `macs` is None if unknown. `alone_s`: of a trial on one device, where it is trained on several."""
 
     arm: str
     changes: str
@@ -75,6 +75,7 @@ class ArmEstimate:
     step_s: float
     trial_s: float
     trials: int
+    alone_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,15 @@ class Stopwatch:
     Settings that differ only in the length of the training are timed once. On a CPU, arms on a second base are to that
     base what they are to the first one; on a GPU, its memory may not suffice, so each is tried. Once a budget has no
     time left for timing, models follow from those that were timed, by their multiply-adds.
+
+    processes: that train a trial together. Their steps are derived: each has its part of the images, nothing is
+        exchanged.
     """
 
     runner: TrialRunner
     device: torch.device
     budget: Budget = ENDLESS
+    processes: int = 1
     _read_s: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     _paces: dict[tuple[str, str], Pace] = field(default_factory=dict)
     _sizes: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -122,17 +127,27 @@ class Stopwatch:
             if is_out_of_memory(error):
                 raise does_not_fit(recipe.part_size, self.device) from None
             raise
-        step_s = recipe.batch_size * pace.image_s + pace.update_s
-        step_s = max(step_s, read_s) if self.runner.data_workers else step_s + read_s
+        divides = task_of(cell).divides
+
+        def times(processes: int) -> tuple[float, float]:
+            """Return seconds of a step, and of the evaluation of an image."""
+            step_s, batch_s = recipe.batch_size / processes * pace.image_s + pace.update_s, read_s / processes
+            step_s = max(step_s, batch_s) if self.runner.data_workers else step_s + batch_s
+            return step_s, pace.infer_s / (processes if divides else 1) + read_one_s
+
         val, test = (len(dataset.splits[split]) for split in (dataset.val_split, dataset.eval_split))
         last = 0.0 if dataset.val_split == dataset.eval_split else test / points
-        seconds = []
+        seconds: dict[int, list[float]] = {1: [], self.processes: []}
         for at_point in [other.recipe for other in trained] or [recipe]:
             length = resolve_on(at_point, dataset)
             evaluated = length.evaluations(images=val) * val + last
-            training_s = length.steps * step_s * at_point.batch_size / recipe.batch_size
-            seconds.append(TRIAL_S + training_s + evaluated * (pace.infer_s + read_one_s))
-        return ArmEstimate(cell.name, cell.arm.short, params, macs, step_s, statistics.fmean(seconds), len(trained))
+            for processes, of_trials in seconds.items():
+                step_s, infer_s = times(processes)
+                training_s = length.steps * step_s * at_point.batch_size / recipe.batch_size
+                of_trials.append(TRIAL_S + training_s + evaluated * infer_s)
+        trial_s, alone_s = (statistics.fmean(seconds[processes]) for processes in (self.processes, 1))
+        step_s, _ = times(self.processes)
+        return ArmEstimate(cell.name, cell.arm.short, params, macs, step_s, trial_s, len(trained), alone_s)
 
     def pace(self, cell: Cell, model: nn.Module, num_classes: int) -> Pace:
         """Time a model, or derive its pace from those that were timed."""
@@ -149,7 +164,7 @@ class Stopwatch:
             if pace is None:
                 with self.budget.timing():
                     steps = Steps(model, task_of(cell), recipe, self.device, images)
-                    pace = self._measured(steps, recipe.part_size, place)
+                    pace = self._measured(steps, max(1, recipe.part_size // self.processes), place)
             self._paces[key] = pace
         return self._paces[key]
 

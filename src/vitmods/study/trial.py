@@ -254,8 +254,10 @@ class TrialRunner:
         return self._datasets[key]
 
     def __call__(self, trial: Trial) -> None:
-        """Train or resume a trial and evaluate its weights."""
+        """Train or resume a trial and evaluate its weights, in the first of several processes."""
         self._train(trial)
+        if not self._processes.first:
+            return
         split = self._images(trial).eval_split
         if not read_trial(self.folder, trial, (split,), self.measure).ended:
             self._evaluate(trial, split)
@@ -338,7 +340,8 @@ class TrialRunner:
             for warning in caught:
                 warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
             package = Path(vitmods.__file__).parent
-            if texts := [str(warning.message) for warning in caught if package in Path(warning.filename).parents]:
+            texts = [str(warning.message) for warning in caught if package in Path(warning.filename).parents]
+            if texts and self._processes.first:
                 write_json(out / WARNINGS, [*read_warnings(out), *texts])
 
     def train(self, trial: Trial, out: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from vitmods.data.batch import Batch
 from vitmods.tasks.base import Task, TaskModel
 from vitmods.train.device import usable
+from vitmods.train.launch import PEER_ENDED
 from vitmods.util.errors import UserError
 
 T = TypeVar("T")
@@ -37,8 +38,8 @@ def peer_ended(error: BaseException) -> PeerEnded | None:
     if not (isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))):
         return None
     return PeerEnded(
-        "Another process of this trial has ended without a message (killed, or out of memory?). The state is saved; "
-        "run the same command again to resume."
+        f"{PEER_ENDED} without a message (killed, or out of memory?). The state is saved; run the same command again "
+        "to resume."
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from vitmods.util.errors import SAID_IN, UserError
 from vitmods.util.files import log
 
+PEER_ENDED = "Another process of this trial has ended"  # what those say that did not end first
 LIFELINE = "VITMODS_LIFELINE"  # environment: the end of a pipe that closes when the process that started this one ends
 GRACE_S = 30.0  # for the others to save and stop once one has ended
 _POLL_S = 0.1
@@ -25,6 +26,22 @@ _RESUME = "The state is saved; run the same command again to resume."
 def import_path() -> str:
     """Return this process's import path as PYTHONPATH of others: with the script's folder, without the working one."""
     return os.pathsep.join(entry for entry in sys.path if entry)
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
+
+
+def seats(processes: int) -> list[dict[str, str]]:
+    """Return the environments in which so many processes of this machine can `join`, by rank; for one, none is set."""
+    if processes == 1:
+        return [{}]
+    port, size = str(free_port()), str(processes)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:
@@ -39,28 +56,18 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """
     if processes < 2:
         raise UserError(f"devices must be at least 1, not {processes}.")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [sys.executable, "-P", "-m", module, *arguments]  # -P: nothing of the working folder is imported
     reader, writer = os.pipe()
     with tempfile.TemporaryDirectory() as said_in, os.fdopen(reader), os.fdopen(writer, "w"):
         environment = {
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
             **os.environ,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes),
             LIFELINE: str(reader),
             SAID_IN: said_in,
             "PYTHONPATH": import_path(),
         }
         started = [
-            subprocess.Popen(
-                command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, pass_fds=(reader,)
-            )
-            for rank in range(processes)
+            subprocess.Popen(command, env={**environment, **seat}, pass_fds=(reader,)) for seat in seats(processes)
         ]
         passed_on = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
         for number in passed_on:

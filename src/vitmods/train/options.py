@@ -11,6 +11,7 @@ from tyro.conf import Suppress
 
 from vitmods.finetune.roles import TrainedPart
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.text import listing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,7 +51,7 @@ class RunOptions:
     """compile training steps with torch.compile: the first takes a minute, the others less time on a GPU"""
     shard: bool = False
     """divide weights, gradients and optimizer state among several processes (FSDP2), for models that do not fit one
-    device; only `vitmods train` starts several processes"""
+    device: `vitmods train --devices N`, or --devices-per-trial N of a study"""
     log: tuple[str, ...] = ()
     """loggers that get each trial's numbers, and the verdicts of a study, besides TensorBoard: wandb, mlflow
     (docs/training.md)"""
@@ -103,7 +104,10 @@ class RunOptions:
     def check_processes(self, size: int) -> None:
         """Raise UserError if `size` processes cannot train a model together like this."""
         if self.shard and size == 1:
-            raise UserError("--shard divides a model among several processes: use `vitmods train --devices N`.")
+            raise UserError(
+                "--shard divides a model among several processes: use `vitmods train --devices N`, "
+                "or --devices-per-trial N of a study."
+            )
 
     def check_task(self, task: Task, recipe: Recipe) -> None:
         """Raise UserError if the recipe or these options do not support the task's teacher, or its loss."""
@@ -140,7 +144,8 @@ def check_at_least(name: str, value: float | None, least: int) -> None:
 def check_divides(batch_size: int, size: int) -> None:
     """Raise UserError where a batch cannot be divided evenly among the processes."""
     if batch_size % size:
+        fitting = listing([str(count) for count in range(1, 2 * size) if batch_size % count == 0], "or")
         raise UserError(
             f"A batch of {batch_size} images cannot be divided evenly among {size} processes: set batch_size to a "
-            f"multiple of {size}."
+            f"multiple of {size}, or their number to {fitting}."
         )

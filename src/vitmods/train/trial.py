@@ -50,6 +50,8 @@ FITTED_IMAGES, GENTLE_IMAGES, FITTED_BATCH = 1000, 250, 50
 _IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint", "vocabulary")  # but not its folder
 _NOT_COMPARED = ("environment", "resolved", "id", "split", "code", "start_weights")
 """parts of config.json that may differ when a trial resumes"""
+ALONE_IN_IDS = {"processes": 1, "shard": False}
+"""the environment of several processes in a trial's id: they are one, up to rounding"""
 _COLOR = re.compile("#[0-9a-f]{6}")
 
 
@@ -305,7 +307,8 @@ def _resume(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
     moved = _differences(before, now)
     if moved and any((out / name).exists() for name in (checkpoint.NAME, checkpoint.PREVIOUS)):
         warnings.warn(f"{out}: resumed in another environment, numbers may differ: {'; '.join(moved)}", stacklevel=3)
-        write_json(path, {**old, "id": None})
+        if _differences(before | ALONE_IN_IDS, now | ALONE_IN_IDS):
+            write_json(path, {**old, "id": None})
     elif moved:
         write_json(path, config)
     (out / RESULT).unlink(missing_ok=True)
@@ -403,6 +406,7 @@ def decisive_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("start_weights"):
         settings["start"] = {"weights": config["start_weights"], "positions": start.get("positions")}
     environment = {name: value for name, value in config["environment"].items() if name not in ("vitmods", "python")}
+    environment |= ALONE_IN_IDS
     if environment["device"] != "cpu":
         environment = {name: value for name, value in environment.items() if name not in ("threads", "cpu", "native")}
     return {**settings, "split": config["split"], "code": config.get("code"), "environment": environment}

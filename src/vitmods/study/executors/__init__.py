@@ -8,7 +8,9 @@ the study's folder: an executor only hands out names.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from vitmods.train.options import RunOptions, check_at_least
@@ -30,20 +32,18 @@ class ClusterOptions:
     address: str | None = None
     """address of the Ray cluster, or auto for the one of this machine; None: start a cluster on this machine"""
     cpus_per_trial: int = 1
-    """cores per trial on a cluster; also its number of threads"""
-    gpus_per_trial: float = 0.0
-    """GPUs per trial on a cluster; with Ray, a fraction shares a GPU"""
+    """cores per process of a trial on a cluster; also its number of threads"""
     memory_per_trial: float | None = None
-    """GB of memory that the cluster reserves per trial; None: no reservation"""
+    """GB of memory that the cluster reserves per process of a trial; None: no reservation"""
     job_minutes: int = 60
     """time limit of a Slurm job; it then saves its state and is queued again"""
 
     def __post_init__(self) -> None:
-        if self.cpus_per_trial < 1 or self.gpus_per_trial < 0 or (self.memory_per_trial or 1) <= 0:
-            raise UserError("A trial on a cluster needs at least one core, and no negative GPUs or memory.")
+        if self.cpus_per_trial < 1 or (self.memory_per_trial or 1) <= 0:
+            raise UserError("A trial on a cluster needs at least one core, and no negative memory.")
         check_at_least("job_minutes", self.job_minutes, 1)
         unused = {
-            "here": ("address", "cpus_per_trial", "gpus_per_trial", "memory_per_trial", "job_minutes"),
+            "here": ("address", "cpus_per_trial", "memory_per_trial", "job_minutes"),
             "ray": ("job_minutes",),
             "slurm": ("address",),
         }[self.executor]
@@ -62,6 +62,9 @@ class StudyOptions(RunOptions):
 
     workers: int | None = None
     """trials at a time, each in its own process; None: as many as cores, memory or GPUs allow"""
+    devices_per_trial: str | float | None = None
+    """2: each trial trains on two devices, with a process each; 1/4: four trials share a GPU, or a job of Slurm. None:
+    one device, shared as far as that pays; on a cluster no GPU unless --device is cuda (docs/clusters.md)"""
     cost_seconds: float = 30.0
     """time limit for benchmarking each base in seconds, and never over a tenth of the training time; 0: do not measure
     costs"""
@@ -72,11 +75,41 @@ class StudyOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_processes(1)  # a study trains one trial per process
+        if self.devices_per_trial is not None:
+            object.__setattr__(self, "devices_per_trial", str(_whole_or_part(self.devices_per_trial)))
+        self.check_processes(self.processes)
         check_at_least("workers", self.workers, 1)
         check_at_least("cost_seconds", self.cost_seconds, 0)
         if self.keep_weights not in get_args(Keep):
             raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
+
+    @property
+    def processes(self) -> int:
+        """How many train each trial together, on a device each."""
+        return max(1, int(Fraction(self.devices_per_trial or 1)))
+
+    @property
+    def trials_per_device(self) -> int | None:
+        """How many trials share a device; None: not given."""
+        return None if self.devices_per_trial is None else Fraction(self.devices_per_trial).denominator
+
+    @property
+    def gpus(self) -> float:
+        """GPUs that a cluster reserves for each trial, one per process or a part of one."""
+        is_cpu = self.device == "cpu" or (self.device == "auto" and self.devices_per_trial is None)
+        return 0.0 if is_cpu else float(Fraction(self.devices_per_trial or 1))
+
+
+def _whole_or_part(devices: str | float) -> Fraction:
+    """Read 2, 1/4 or 0.25. Raises UserError for other numbers."""
+    with suppress(ValueError, ZeroDivisionError, OverflowError):
+        fraction = Fraction(devices).limit_denominator(1000)
+        if fraction > 0 and 1 in (fraction.numerator, fraction.denominator):
+            return fraction
+    raise UserError(
+        f"devices_per_trial is a whole number of devices, or a part of one such as 1/4, which four trials share, not "
+        f"{devices}."
+    )
 
 
 class WorkSource(Protocol):

@@ -1,5 +1,8 @@
 """Trials on a cluster, whose machines start worker processes like those of one machine, over a shared folder: with Ray,
-or as jobs of Slurm, by submitit, in arrays."""
+or as jobs of Slurm, by submitit, in arrays.
+
+Of a trial on several devices each process is on its own: an actor of a placement group, or a task of a job.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,18 @@ import sys
 import time
 from collections import Counter, deque
 from contextlib import chdir, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from vitmods.study.cells import Trial
-from vitmods.study.executors import ClusterOptions, WorkSource
-from vitmods.study.executors.processes import SAVE_GRACE_S, LocalProcesses, Worker
+from vitmods.study.executors import StudyOptions, WorkSource
+from vitmods.study.executors.processes import SAVE_GRACE_S, LocalProcesses, Worker, reason, stop
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
-from vitmods.util.errors import UserError, first_line, needs
+from vitmods.train.launch import PEER_ENDED, free_port
+from vitmods.util.errors import UserError, first_line
+from vitmods.util.errors import needs as requires
 
 _POLL_S = 0.5
 
@@ -32,9 +37,19 @@ class RayWorker:
         self._processes, self._index = processes, index
         self._worker: Worker | None = None
 
-    def run(self, trial: dict[str, Any]) -> str | None:
-        """Run a trial; return why it failed, or None."""
-        worker = self._worker = self._worker or self._processes.start(self._index)
+    def place(self) -> tuple[str, int]:
+        """Return an address for the workers of a trial to meet: this node's, and a free port."""
+        from ray.util import get_node_ip_address
+
+        return str(get_node_ip_address()), free_port()  # type: ignore[no-untyped-call]
+
+    def run(self, trial: dict[str, Any], rank: int = 0, place: tuple[str, int] | None = None) -> str | None:
+        """Run a trial, or its process of this rank; return why it failed, or None."""
+        seat: dict[str, str] = {}
+        if place is not None:
+            seat = {"MASTER_ADDR": place[0], "MASTER_PORT": str(place[1]), "RANK": str(rank), "LOCAL_RANK": "0"}
+            seat |= {"WORLD_SIZE": str(self._processes.team), "LOCAL_WORLD_SIZE": "1"}
+        worker = self._worker = self._worker or self._processes.start(self._index, *filter(None, [seat]))
         worker.send(trial)
         failure, is_alive = worker.answer()
         if not is_alive:
@@ -60,13 +75,13 @@ class RayCluster:
     """
 
     processes: LocalProcesses
-    options: ClusterOptions
+    options: StudyOptions
     at_once: int | None = None
     """trials; None: as many as there is room for"""
     retries: int = 3
 
     def run(self, source: WorkSource) -> None:
-        with needs("The executor ray needs Ray", "ray"):
+        with requires("The executor ray needs Ray", "ray"):
             import ray
         is_connected = ray.is_initialized()
         if not is_connected:
@@ -80,17 +95,32 @@ class RayCluster:
 
     def _connect(self, ray: Any) -> None:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
-        if not self.options.address:
+        if not (address := self.options.cluster.address):
             options["include_dashboard"] = False
         try:
             # Ray puts the current folder first on the path of its processes: this one is on it anyway.
             with chdir(Path(os.__file__).parent):
-                ray.init(address=self.options.address, **options)
+                ray.init(address=address, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = first_line(error)
             raise UserError(
-                f"Cannot connect to a Ray cluster at {self.options.address}: {reason} Start one with `ray start`."
+                f"Cannot connect to a Ray cluster at {address}: {reason} Start one with `ray start`."
             ) from error
+
+
+@dataclass(eq=False)
+class Crew:
+    """The actors that train one trial at a time together; mostly one. `group`: the placement group of several.
+
+    failures: of each, by rank. lost: the error of the node that was lost. unheard: those at work
+    """
+
+    actors: list[Any]
+    group: Any
+    trial: Trial = field(init=False)
+    failures: list[str | None] = field(init=False)
+    lost: str | None = None
+    unheard: int = 0
 
 
 class Run:
@@ -98,8 +128,9 @@ class Run:
 
     def __init__(self, cluster: RayCluster, ray: Any, source: WorkSource, request: StopRequest) -> None:
         self._cluster, self._ray, self._source, self._request = cluster, ray, source, request
-        self._running: dict[Any, tuple[Any, Trial]] = {}  # pending answer -> (actor, trial)
-        self._idle: list[Any] = []
+        self._running: dict[Any, tuple[Crew, int]] = {}  # pending answer -> (crew, rank)
+        self._busy: list[Crew] = []
+        self._idle: list[Crew] = []
         self._lost_trials: deque[Trial] = deque()  # to be tried again
         self._losses: Counter[Trial] = Counter()
         self._indices = itertools.count()
@@ -107,15 +138,13 @@ class Run:
     def run(self) -> None:
         try:
             while True:
-                while len(self._running) < self.room():
+                while len(self._busy) < self.room():
                     trial = self._lost_trials.popleft() if self._lost_trials else self._source.take()
                     if trial is None:
                         break
-                    actor = self._idle.pop() if self._idle else self._start_actor()
-                    self._running[actor.run.remote(trial.to_dict())] = actor, trial
-                for actor in self._idle:  # its cores may be what a trial on another node waits for
-                    self._ray.kill(actor)
-                self._idle.clear()
+                    self._begin(self._idle.pop() if self._idle else self._start_crew(), trial)
+                while self._idle:  # its cores may be what a trial on another node waits for
+                    self._end(self._idle.pop())
                 if not self._running:
                     return
                 answers, _ = self._ray.wait(list(self._running), timeout=_POLL_S)
@@ -126,55 +155,91 @@ class Run:
                     self._take(answer)
         finally:
             # Trials that run save and end; all cores are given back.
-            actors = [actor for actor, _ in self._running.values()]
+            actors = [actor for crew in self._busy for actor in crew.actors]
             if stopping := [actor.stop.remote() for actor in actors]:
                 with suppress(self._ray.exceptions.RayError):
                     self._ray.wait(stopping, num_returns=len(stopping), timeout=SAVE_GRACE_S)
-            for actor in (*self._idle, *actors):
-                self._ray.kill(actor)
+            for crew in (*self._idle, *self._busy):
+                self._end(crew)
+
+    def _begin(self, crew: Crew, trial: Trial) -> None:
+        count = len(crew.actors)
+        crew.trial, crew.failures, crew.unheard = trial, [PEER_ENDED] * count, count
+        self._busy.append(crew)
+        place = crew.actors[0].place.remote() if count > 1 else None
+        for rank, actor in enumerate(crew.actors):
+            self._running[actor.run.remote(trial.to_dict(), rank, place)] = crew, rank
+
+    def _end(self, crew: Crew) -> None:
+        for actor in crew.actors:
+            self._ray.kill(actor)
+        if crew.group is not None:
+            self._ray.util.remove_placement_group(crew.group)
 
     def _take(self, answer: Any) -> None:
-        """Book the outcome of a trial, or try it again if its node was lost."""
-        actor, trial = self._running.pop(answer)
+        """Book the outcome of a trial once all its processes have ended, or try it again if a node was lost."""
+        crew, rank = self._running.pop(answer)
         try:
             failure = self._ray.get(answer)
         except self._ray.exceptions.RayTaskError as error:  # of the actor itself: a trial's own failures are answers
             failure = " ".join(str(error).split())[-500:]
         except self._ray.exceptions.RayError as error:
+            failure = crew.lost = type(error).__name__
+        crew.failures[rank], trial = failure, crew.trial
+        crew.unheard -= 1
+        if failure is not None and crew.unheard:
+            for actor in crew.actors:
+                actor.stop.remote()
+        if crew.unheard:
+            return
+        self._busy.remove(crew)
+        if crew.lost or (len(crew.actors) > 1 and any(crew.failures)):
+            self._end(crew)
+        else:
+            self._idle.append(crew)
+        failure = reason(crew.failures)
+        if crew.lost and failure is not None:
             self._losses[trial] += 1
             if self._losses[trial] <= self._cluster.retries:
                 self._lost_trials.append(trial)
                 return
-            failure = f"its node was lost {self._losses[trial]} times, the last time by {type(error).__name__}"
-        else:
-            self._idle.append(actor)
+            failure = f"its node was lost {self._losses[trial]} times, the last time by {crew.lost}"
         self._source.ended(trial, failure)
 
     def room(self) -> int:
-        """Count the trials that the cluster can run now; a trial does not spread over several nodes."""
-        needs = self._cluster.options
-        need = {"CPU": needs.cpus_per_trial, "GPU": needs.gpus_per_trial, "memory": 1e9 * (needs.memory_per_trial or 0)}
+        """Count the trials that the cluster can run now; a process does not spread over several nodes."""
+        options, needs = self._cluster.options, self._cluster.options.cluster
+        gpus = options.gpus / options.processes
+        need = {"CPU": needs.cpus_per_trial, "GPU": gpus, "memory": 1e9 * (needs.memory_per_trial or 0)}
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         room = 0
         for resources in nodes:
             room += min(math.floor(resources.get(name, 0) / count + 1e-9) for name, count in need.items() if count)
-        if not self._running and not room:
+        room //= options.processes
+        if not self._busy and not room:
             raise UserError(f"No node of the Ray cluster has room for a trial: the nodes have {nodes}.")
         return min(room, self._cluster.at_once or room)
 
-    def _start_actor(self) -> Any:
-        needs, processes = self._cluster.options, self._cluster.processes
-        options: dict[str, Any] = {"num_cpus": needs.cpus_per_trial, "num_gpus": needs.gpus_per_trial}
-        if needs.memory_per_trial:
-            options["memory"] = int(needs.memory_per_trial * 1e9)
+    def _start_crew(self) -> Crew:
+        options, processes = self._cluster.options, self._cluster.processes
+        needs, count, group = options.cluster, options.processes, None
+        gpus, memory = options.gpus / count, int((needs.memory_per_trial or 0) * 1e9)
+        how: dict[str, Any] = {
+            "num_cpus": needs.cpus_per_trial,
+            "num_gpus": gpus,
+            **({"memory": memory} if memory else {}),
+        }
+        if count > 1:
+            bundle = {"CPU": needs.cpus_per_trial, "GPU": gpus, "memory": memory}
+            group = self._ray.util.placement_group([{name: n for name, n in bundle.items() if n}] * count, "PACK")
+            how["scheduling_strategy"] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group)
         environment = {"env_vars": {"PYTHONPATH": processes.path}}
         # A second thread, so that it can be asked to stop while it works.
-        actor = self._ray.remote(RayWorker).options(
-            max_restarts=0, max_concurrency=2, runtime_env=environment, **options
-        )
+        actor = self._ray.remote(RayWorker).options(max_restarts=0, max_concurrency=2, runtime_env=environment, **how)
         folder = StudyFolder(processes.folder.path.absolute())
         started = replace(processes, folder=folder, threads=needs.cpus_per_trial, working_folder=os.getcwd())
-        return actor.remote(started, next(self._indices))
+        index = next(self._indices)
+        return Crew([actor.remote(started, index) for _ in range(count)], group)
 
 
 _REQUEUED = 10_000  # times that a job whose time is over is queued again
@@ -182,70 +247,90 @@ _SAVE_S = 120  # before the time limit, in which a trial writes its checkpoint
 
 
 class SlurmJob:
-    """A trial as submitit pickles it; a requeued job gets a new one with the same content."""
+    """Trials that share a job, as submitit pickles it; a requeued job gets a new one with the same content.
 
-    def __init__(self, processes: LocalProcesses, index: int, trial: dict[str, Any]) -> None:
-        self.processes, self.index, self.trial = processes, index, trial
-        self._worker: Worker | None = None
+    Where a trial has several processes, each task of the job runs one of them.
+    """
 
-    def __call__(self) -> str | None:
-        """Run it; return why it failed, or None."""
-        self._worker = worker = self.processes.start(self.index)
-        worker.send(self.trial)
-        failure, is_alive = worker.answer()
-        if is_alive:
-            worker.dismiss()
-        return failure
+    def __init__(self, processes: LocalProcesses, index: int, *trials: dict[str, Any]) -> None:
+        self.processes, self.index, self.trials = processes, index, trials
+        self._workers: list[Worker] = []
+
+    def __call__(self) -> list[str | None]:
+        """Run them; return why each failed, or None."""
+        seat: dict[str, str] = {}
+        if self.processes.team > 1:
+            from submitit.helpers import TorchDistributedEnvironment
+
+            names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+            of_task = TorchDistributedEnvironment()
+            seat = {name: str(getattr(of_task, name.lower())) for name in names}
+        for number, trial in enumerate(self.trials):
+            self._workers.append(self.processes.start(self.index + number, seat))
+            self._workers[-1].send(trial)
+        failures = []
+        for worker in self._workers:
+            failure, is_alive = worker.answer()
+            if is_alive:
+                worker.dismiss()
+            failures.append(failure)
+        return failures
 
     def checkpoint(self) -> Any:
         """Save and requeue: submitit calls this shortly before the time is over, or if the job is preempted."""
         from submitit.helpers import DelayedSubmission
 
-        if self._worker is not None:
-            self._worker.stop()
-        return DelayedSubmission(SlurmJob(self.processes, self.index, self.trial))
+        stop(self._workers)
+        return DelayedSubmission(SlurmJob(self.processes, self.index, *self.trials))
 
 
 @dataclass
 class Slurm:
     """Runs as many jobs at a time as Slurm allows. The study's folder and the images must be on a shared disk.
 
-    processes: how a worker is started. cluster "local" runs the jobs here, without Slurm, to try it out.
+    processes: how a worker is started. at_once: trials, of which several may share a job. cluster "local" runs the jobs
+    here, without Slurm, to try it out.
     """
 
     processes: LocalProcesses
-    options: ClusterOptions
+    options: StudyOptions
     at_once: int = 32
     cluster: Literal["slurm", "local"] = "slurm"
 
     def run(self, source: WorkSource) -> None:
-        processes = replace(self.processes, threads=self.options.cpus_per_trial)
-        jobs: list[tuple[Any, Trial]] = []
+        processes = replace(self.processes, threads=self.options.cluster.cpus_per_trial)
+        share = self.options.trials_per_device or 1
+        jobs: list[tuple[Any, list[Trial]]] = []
         with stop_on_signals() as request:
-            executor, indices = self._executor(), itertools.count()
+            executor, indices = self._executor(), itertools.count(step=share)
             try:
                 while True:
                     pending: list[Trial] = []
-                    while len(jobs) + len(pending) < self.at_once and (trial := source.take()) is not None:
+                    busy = sum(len(trials) for _, trials in jobs)
+                    while busy + len(pending) < self.at_once and (trial := source.take()) is not None:
                         pending.append(trial)
                     if pending:
+                        parts = [pending[i : i + share] for i in range(0, len(pending), share)]
                         with executor.batch():  # one array
                             submitted = [
-                                executor.submit(SlurmJob(processes, next(indices), trial.to_dict()))
-                                for trial in pending
+                                executor.submit(SlurmJob(processes, next(indices), *(t.to_dict() for t in trials)))
+                                for trials in parts
                             ]
-                        jobs += zip(submitted, pending, strict=True)
+                        jobs += zip(submitted, parts, strict=True)
                     if not jobs:
                         return
-                    done = [(job, trial) for job, trial in jobs if job.done()]
+                    done = [(job, trials) for job, trials in jobs if job.done()]
                     request.check()
-                    for job, trial in done:
-                        jobs.remove((job, trial))
-                        failure = job.result() if (error := job.exception()) is None else None
-                        if error is not None:
+                    for job, trials in done:
+                        jobs.remove((job, trials))
+                        if (error := job.exception()) is None:
+                            failures = [reason(of_tasks) for of_tasks in zip(*job.results(), strict=True)]
+                        else:
                             lines = [line for line in str(error).strip().splitlines() if line.strip()]
-                            failure = f"its job {job.job_id} ended: {lines[-1] if lines else type(error).__name__}"
-                        source.ended(trial, failure)
+                            text = f"its job {job.job_id} ended: {lines[-1] if lines else type(error).__name__}"
+                            failures = [text] * len(trials)
+                        for trial, failure in zip(trials, failures, strict=True):
+                            source.ended(trial, failure)
                     if not done:
                         source.waiting()
                         time.sleep(_POLL_S)
@@ -255,23 +340,24 @@ class Slurm:
                 raise
 
     def _executor(self) -> Any:
-        if self.options.gpus_per_trial % 1:
-            raise UserError("A job of Slurm has whole GPUs: give --gpus-per-trial a whole number, or use Ray.")
-        if 60 * self.options.job_minutes < 3 * _SAVE_S:
+        needs, count = self.options.cluster, self.options.processes
+        share = self.options.trials_per_device or 1
+        if 60 * needs.job_minutes < 3 * _SAVE_S:
             raise UserError(f"A job saves its state {_SAVE_S // 60} minutes before its end: give it 6 minutes or more.")
-        with needs("The executor slurm needs submitit", "slurm"):
+        with requires("The executor slurm needs submitit", "slurm"):
             import submitit
         # -P, as for workers: modules in the current folder are not imported.
         options: dict[str, Any] = {f"{self.cluster}_python": f"{shlex.quote(sys.executable)} -P"}
         limits: dict[str, Any] = {
-            "timeout_min": self.options.job_minutes,
-            "cpus_per_task": self.options.cpus_per_trial,
+            "timeout_min": needs.job_minutes,
+            "tasks_per_node": count,
+            "cpus_per_task": share * needs.cpus_per_trial,
             "name": "vitmods",
         }
-        if self.options.gpus_per_trial:
-            limits["gpus_per_node"] = int(self.options.gpus_per_trial)
-        if self.options.memory_per_trial:
-            limits["mem_gb"] = self.options.memory_per_trial
+        if self.options.gpus:
+            limits["gpus_per_node"] = math.ceil(self.options.gpus)
+        if needs.memory_per_trial:
+            limits["mem_gb"] = count * share * needs.memory_per_trial
         if self.cluster == "slurm":
             options["slurm_max_num_timeout"] = _REQUEUED
             limits |= {"slurm_array_parallelism": self.at_once, "slurm_signal_delay_s": _SAVE_S}

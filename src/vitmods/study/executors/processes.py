@@ -1,7 +1,8 @@
-"""Trials in N worker processes on this machine.
+"""Trials in worker processes on this machine.
 
 A worker process, `python -P -m vitmods.study.executors.processes TASK`: trials come on stdin, answers go to stdout. On
-Linux and a CPU it is a copy of a process that has imported everything before (`Template`).
+Linux and a CPU it is a copy of a process that has imported everything before (`Template`). Where several train each
+trial together they are a `Team`, whose members get the same trials and join like those of `vitmods train --devices`.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from vitmods.study.cells import Trial
 from vitmods.study.executors import MOST_WORKERS, StudyOptions, WorkSource
+from vitmods.study.executors.sharing import Sharing, mps_runs
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import stop_on_signals
-from vitmods.train.launch import import_path
+from vitmods.train.launch import PEER_ENDED, import_path, seats
 from vitmods.train.options import RunOptions
 from vitmods.util.files import disk_errors
 
@@ -139,13 +142,13 @@ def start_template_early(options: StudyOptions) -> Iterator[None]:
     """Start the template of the studies in this context before this process imports torch: both take seconds. Does
     nothing where they would not use it, as far as that is known without torch."""
     cores = _cores() if sys.platform == "linux" else 1
-    workers = min(options.workers or MOST_WORKERS, cores)
+    processes = min(options.workers * options.processes if options.workers else MOST_WORKERS, cores)
     has_gpu = options.device == "auto" and any(Path("/dev").glob("nvidia[0-9]*"))
     is_cpu = options.device in ("auto", "cpu") and not has_gpu
-    if workers <= 1 or not is_cpu or options.cluster.executor != "here" or _early.get():
+    if processes <= 1 or not is_cpu or options.cluster.executor != "here" or _early.get():
         yield
         return
-    with Template(cores // workers) as template:
+    with Template(cores // processes) as template:
         token = _early.set(template)
         try:
             yield
@@ -234,11 +237,12 @@ def _thread_variables(threads: int) -> dict[str, str]:
 
 @dataclass
 class LocalProcesses:
-    """N workers, each a separate interpreter with its fraction of the threads (and of the GPUs).
+    """Trials at a time in teams of workers, each a separate interpreter with its fraction of the threads and a GPU.
 
     A worker holds a lock and dies when this process does (its input pipe closes), so a killed run leaves no process
     that still writes when the next one begins.
 
+    workers: teams, which train a trial each. team: workers of each. sharing: how many of the teams are used.
     path, working_folder: what workers import from, and their current folder if it exists; None: as this process.
     template: what workers are copies of; None: each is a fresh interpreter.
     """
@@ -251,19 +255,20 @@ class LocalProcesses:
     path: str = field(default_factory=import_path)
     working_folder: str | None = None
     template: Template | None = None
+    team: int = 1
+    sharing: Sharing | None = None
 
     def run(self, source: WorkSource) -> None:
-        running: dict[Any, Worker] = {}  # by the pipe that the answers come through
-        free: dict[int, Worker | None] = dict.fromkeys(range(self.workers))
+        running: dict[Any, Team] = {}  # by the pipes that answers come through
+        free: dict[int, Team | None] = dict.fromkeys(range(self.workers))
         with stop_on_signals() as request:
             try:
                 while True:
-                    while free and (trial := source.take()) is not None:
+                    limit = self.sharing.limit if self.sharing else self.workers
+                    while free and min(free) < limit and (trial := source.take()) is not None:
                         index = min(free)
-                        worker = free.pop(index) or self.start(index)
-                        running[worker.answers] = worker
-                        worker.trial = trial
-                        worker.send(trial.to_dict())
+                        team = free.pop(index) or Team(index, [self.start(index, seat) for seat in seats(self.team)])
+                        running |= team.begin(trial)
                     if not running:
                         break
                     is_used = bool(free) and source.use_idle_core()
@@ -271,25 +276,32 @@ class LocalProcesses:
                     request.check()
                     if not ready:
                         source.waiting()
+                        if self.sharing:
+                            self.sharing.look({team.trial for team in running.values()})
                     for answers in ready:
-                        worker = running.pop(answers)
-                        failure, is_alive = worker.answer()
-                        free[worker.index] = worker if is_alive else None
-                        source.ended(worker.trial, failure)
+                        if (one := running.get(answers)) is not None and one.hear(answers):
+                            running = {pipe: other for pipe, other in running.items() if other is not one}
+                            free[one.index] = one if one.is_alive else None
+                            source.ended(one.trial, reason(one.failures))
+                        running.pop(answers, None)
             except BaseException:
-                workers = [*running.values(), *filter(None, free.values())]
-                for worker in workers:  # all save their checkpoints at the same time
-                    worker.process.terminate()
+                teams = {id(team): team for team in (*running.values(), *filter(None, free.values()))}
+                workers = [worker for team in teams.values() for worker in team.workers]
+                stop(workers)
                 for worker in workers:
-                    worker.stop()
                     worker.dismiss()
                 raise
             for idle in filter(None, free.values()):
-                idle.dismiss()
+                for worker in idle.workers:
+                    worker.dismiss()
 
-    def start(self, index: int) -> Worker:
-        """Start the worker with this number on this machine."""
-        log = self.folder.logs / f"worker{index}.txt"
+    def start(self, index: int, seat: Mapping[str, str] = MappingProxyType({})) -> Worker:
+        """Start a worker of the team with this number on this machine.
+
+        seat: variables of the environment in which it joins the others of its team; none where it is alone
+        """
+        rank = f"-{seat['RANK']}" if seat.get("RANK", "0") != "0" else ""
+        log = self.folder.logs / f"worker{index}{rank}.txt"
         folder = self.working_folder
         with disk_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -297,18 +309,18 @@ class LocalProcesses:
             with open(log, "ab") as output:
                 if self.template is not None:
                     with suppress(OSError):  # it has died, perhaps for lack of memory
-                        return Worker(index, self.template.start(self.task(index), output), log, start)
+                        return Worker(self.template.start(self.task(index) | {"seat": {**seat}}, output), log, start)
                 process = subprocess.Popen(
                     # -P: modules in the current folder are not imported; what was on sys.path comes by PYTHONPATH.
-                    [sys.executable, "-P", "-m", MODULE, json.dumps(self.task(index))],
+                    [sys.executable, "-P", "-m", MODULE, json.dumps(self.task(index) | {"seat": {**seat}})],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=output,
-                    env=self.environment(index),
+                    env=self.environment(index * self.team + int(seat.get("LOCAL_RANK", 0))),
                     cwd=folder if folder and os.path.isdir(folder) else None,
                     process_group=0,  # Ctrl-C in a terminal reaches this process alone, which then stops the workers
                 )
-        return Worker(index, process, log, start)
+        return Worker(process, log, start)
 
     def task(self, index: int) -> dict[str, Any]:
         """The argument of a worker process."""
@@ -316,7 +328,7 @@ class LocalProcesses:
         return {"folder": str(self.folder.path), "index": index, "plugins": self.plugins, "options": options}
 
     def environment(self, index: int) -> dict[str, str]:
-        """The environment of a worker process."""
+        """The environment of the worker process with this number, of all teams."""
         variables = {**_thread_variables(self.threads), "PYTHONPATH": self.path}
         gpus = visible_gpus() if self.options.device in ("auto", "cuda") else []
         if len(gpus) > 1:
@@ -325,14 +337,68 @@ class LocalProcesses:
 
 
 @dataclass
+class Team:
+    """The workers that train one trial at a time together; mostly one.
+
+    failures: of each; the first one ends the others, who would wait for it
+    """
+
+    index: int
+    workers: list[Worker]
+    trial: Trial = field(init=False)
+    failures: list[str | None] = field(init=False)
+    is_alive: bool = True
+
+    def begin(self, trial: Trial) -> dict[Any, Team]:
+        """Send a trial to all; returns the pipes to wait for, of which `hear` is told."""
+        self.trial, self.failures = trial, [PEER_ENDED for _ in self.workers]
+        self._unheard = list(self.workers)
+        for worker in self.workers:
+            worker.send(trial.to_dict())
+        return {worker.answers: self for worker in self.workers}
+
+    def hear(self, answers: Any) -> bool:
+        """Read an answer from a pipe; returns whether the trial has ended in all workers."""
+        worker = next(worker for worker in self._unheard if worker.answers is answers)
+        self._unheard.remove(worker)
+        failure, is_alive = worker.answer()
+        self.failures[self.workers.index(worker)] = failure
+        if is_alive and (failure is None or len(self.workers) == 1):
+            return not self._unheard
+        self.is_alive = False
+        ended = [other.has_ended for other in self._unheard]
+        stop([other for other in self.workers if other is not worker])
+        for other, has_ended in zip(self._unheard, ended, strict=True):
+            failure, has_answered = other.answer()
+            if has_answered or has_ended:  # not because it was stopped
+                self.failures[self.workers.index(other)] = failure
+        for other in self.workers:
+            other.dismiss()
+        return True
+
+
+def reason(failures: Sequence[str | None]) -> str | None:
+    """Return why a trial failed, from what its workers say by rank, some of them only that another one has ended."""
+    if failures[0] is None:  # all is written
+        return None
+    return min(filter(None, failures), key=lambda failure: failure.startswith(PEER_ENDED), default=None)
+
+
+def stop(workers: Sequence[Worker]) -> None:
+    """Let workers save their checkpoints at the same time, and end."""
+    for worker in workers:
+        worker.process.terminate()
+    for worker in workers:
+        worker.stop()
+
+
+@dataclass(eq=False)
 class Worker:
     """A process that runs one trial after the other."""
 
-    index: int
     process: subprocess.Popen[bytes] | Copy
     log: Path
     log_start: int
-    trial: Trial = field(init=False)
 
     @property
     def answers(self) -> IO[bytes]:
@@ -352,6 +418,13 @@ class Worker:
         if line.endswith(b"\n"):
             return json.loads(line)["failure"], True
         return self._why_it_ended(), False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone, by itself or not."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(0) is not None
+        return False
 
     def stop(self) -> None:
         """Let it save its checkpoint and end; kill it if it does not.
@@ -401,7 +474,7 @@ def free_memory(gpu: int) -> int:
     with suppress(OSError, ValueError, LookupError, subprocess.SubprocessError):
         query += ["-i", visible_gpus()[gpu]]
         free, mode = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split(",")
-        return 0 if "Exclusive" in mode else int(free) << 20
+        return 0 if "Exclusive" in mode and not mps_runs() else int(free) << 20
     import torch
 
     return int(torch.cuda.mem_get_info(gpu)[0])
@@ -427,22 +500,29 @@ def main(task: dict[str, Any]) -> None:
     from vitmods.study.executors import describe
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner
+    from vitmods.train.distributed import ALONE, join
     from vitmods.util.registry import load_plugins
 
-    folder = StudyFolder(task["folder"])
-    with folder.worker_lock(task["index"]):
+    folder, options, seat = StudyFolder(task["folder"]), RunOptions(**task["options"]), task["seat"]
+    os.environ |= seat
+    with folder.worker_lock(task["index"]) if seat.get("RANK", "0") == "0" else nullcontext():
         load_plugins(task["plugins"])
         settings = folder.known_facts().study()
-        runner = TrialRunner(folder, settings.measure, RunOptions(**task["options"]))
+        runner: TrialRunner | None = None
         while True:
             name = json.loads(names.get())
             failure = None
             try:
+                if runner is None:
+                    processes = join(options.device) if seat else ALONE
+                    runner = TrialRunner(folder, settings.measure, options, processes)
                 runner(settings.trial(name))
             except Exception as error:
                 traceback.print_exc()
                 failure = describe(error)
             answers.write(json.dumps({"failure": failure}) + "\n")
+            if failure is not None and seat:
+                os._exit(1)  # the others of the team may wait for it in the middle of a step
 
 
 if __name__ == "__main__":
