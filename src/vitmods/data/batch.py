@@ -122,15 +122,16 @@ class Batch:
 
     def moved(self, device: torch.device) -> Self:
         """The batch on a device, still uint8 if it was: `to` can make its parts ready one after the other."""
-        batch = self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        batch = self._mapped(lambda tensor: tensor.to(device, non_blocking=True), stays="index")  # the host reads it
         return batch if batch.deferred is None else replace(batch, deferred=batch.deferred.with_before(batch.inputs))
 
     def pinned(self) -> Self:
         """The batch in memory from which a GPU copies while the host continues."""
         return self._mapped(lambda tensor: tensor.contiguous().pin_memory())  # what is expanded cannot be pinned
 
-    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(*(_mapped(value, function) for value in vars(self).values()))
+    def _mapped(self, function: Callable[[Tensor], Tensor], stays: str = "") -> Self:
+        values = {n: value if n == stays else _mapped(value, function) for n, value in vars(self).items()}
+        return type(self)(**values)
 
     def parts(self, count: int) -> Iterator[Self]:
         """At most `count` parts of nearly the same size, one after the other."""
