@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods import data
 from vitmods.changes.compose import edit
 from vitmods.data.augment import Mixing, mix_targets
-from vitmods.data.batch import Batch, DeferredTransforms
-from vitmods.recipes import Recipe
+from vitmods.data.batch import Batch, DeferredTransforms, for_device
+from vitmods.recipes import Augment, Recipe
 from vitmods.tasks import Classification
 
 RECIPE = Recipe().with_(epochs=2, batch_size=2, clip_norm=1.0, ema=0.999)
@@ -36,3 +37,19 @@ def test_a_step_keeps_its_budget(run_on_gpu, gpu, changes):
     counts = launches(run_on_gpu, gpu, changes)
     print(changes, counts.total(), dict(counts))
     assert counts.total() <= BUDGETS[changes], counts.most_common(12)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_erasing_and_mixing_take_a_few_operations_whatever_the_size_of_the_batch(gpu, parts):
+    augment = Augment(mixup=0.8, erasing=1.0)
+    images = data.load("digits", img_size=(8, 8), in_chans=1, augment=augment, limit_train=256)
+    counts, device = [], torch.device("cuda")
+    for size in (8, 128):
+        options = {"seed": 1, "epoch": 0, "batch_size": size}
+        ready = next(images.train_batches(**options))
+        moved = next(for_device(images, device).train_batches(**options)).pinned().moved(device)
+        with gpu.launching() as launches, gpu.no_waits():
+            made = [part.to(device).inputs for part in moved.parts(parts)]
+        assert torch.equal(torch.cat(made).cpu(), ready.inputs)
+        counts.append(launches.total())
+    assert counts[0] == counts[1] <= (12 if parts == 1 else 16 * parts)  # parts prepare predecessors of their own
