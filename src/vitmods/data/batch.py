@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitmods.data.augment import Ints, Mixing, normalize
 
+
 @dataclass(frozen=True)
 class Erasing:
     """Noise in a box of some images.

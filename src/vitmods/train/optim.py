@@ -247,7 +247,8 @@ class Ema:
         weight = (1 - self.decay) / (1 - self.decay**self.updates)
         torch._foreach_lerp_(self._means, self._sources, weight)
         if self._copied:
-            torch._foreach_copy_(*map(list, zip(*self._copied, strict=True)))
+            means, sources = zip(*self._copied, strict=True)
+            torch._foreach_copy_(list(means), list(sources))
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self.updates, "model": self.model.state_dict()}

@@ -26,9 +26,9 @@ class _PowerNorm(torch.autograd.Function):
     """``z = x / sqrt(phi + eps)``, ``y = gamma z + beta`` over rows (B N, C). Backward follows the rule of the paper:
     ``a = g - (1 - 0.9) nu z`` with ``g = dy gamma``, ``nu += mean(a z)``, ``dx = a / sqrt(phi_batch + eps)``.
 
-    ``statistics`` (4, C): 0, phi, phi_batch, which is of the rows that count, and the mean of x^2 over all rows, for the
-    mean of z^2. BatchNorm's kernels for fixed statistics, 0 and phi, make ``y``, and in backward a product and both
-    sums, in one pass each."""
+    ``statistics`` (3 or 4, C): 0, phi, phi_batch, which is of the rows that count, and last the mean of x^2 over all
+    rows, for the mean of z^2. BatchNorm's kernels for fixed statistics, 0 and phi, make ``y``, and in backward a
+    product and both sums, in one pass each."""
 
     @staticmethod
     def forward(
