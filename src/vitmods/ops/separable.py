@@ -29,7 +29,7 @@ def axis_kernels(a: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     if rows == columns:
         px, py = _axis_kernels(a, rows, (1, 2))
         return px, py
-    return *_axis_kernels(a, columns, (1,)), *_axis_kernels(a, rows, (2,))
+    return _axis_kernels(a, columns, (1,))[0], _axis_kernels(a, rows, (2,))[0]
 
 
 def _axis_kernels(a: Tensor, length: int, linear: tuple[int, ...]) -> tuple[Tensor, ...]:
