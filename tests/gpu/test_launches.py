@@ -1,5 +1,7 @@
 """Operations of a training step that start a kernel or a copy on a GPU: a small model's step takes as long as these."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,8 +15,18 @@ from vitmods.tasks import Classification
 
 RECIPE = Recipe().with_(epochs=2, batch_size=2, clip_norm=1.0, ema=0.999)
 BUDGETS = {
-    "": 700, "rms": 760, "layerscale": 760, "dtn": 1330, "groupnorm": 1200, "powernorm": 1200,
-}  # fmt: skip
+    "": 700,
+    "dpn": 720,
+    "rms": 760,
+    "layerscale": 760,
+    "qknorm": 860,
+    "swiglu": 950,
+    "groupnorm": 1200,
+    "powernorm": 1200,
+    "dtn": 1330,
+}
+"""by change; timm's step makes 699"""
+PAGE = Path(__file__).parents[2] / "docs/speed.md"
 
 
 def launches(run_on_gpu, gpu, changes):
@@ -33,10 +45,12 @@ def launches(run_on_gpu, gpu, changes):
 
 
 @pytest.mark.parametrize("changes", BUDGETS)
-def test_a_step_keeps_its_budget(run_on_gpu, gpu, changes):
-    counts = launches(run_on_gpu, gpu, changes)
-    print(changes, counts.total(), dict(counts))
-    assert counts.total() <= BUDGETS[changes], counts.most_common(12)
+def test_a_step_keeps_its_budget_and_the_page_says_its_operations(run_on_gpu, gpu, changes):
+    count = launches(run_on_gpu, gpu, changes).total()
+    assert count <= BUDGETS[changes]
+    rows = (line.strip("|\n ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| "))
+    said = {row[0].strip("`"): row[1] for row in rows if len(row) == 2}
+    assert said[changes or "base"].replace(",", "") == str(count)
 
 
 @pytest.mark.parametrize("parts", [1, 3])

@@ -19,7 +19,7 @@ HERE = StudyOptions(device="cuda")
 
 def settings_of(sets, open=frozenset({"precision"}), **fields):
     study = Study(
-        "mu2/4", ["dtn", "dpn"], data=sets["class"], recipe=Recipe().with_(batch_size=8, **fields), img_size=16
+        "mu1/4", ["dtn", "dpn"], data=sets["class"], recipe=Recipe().with_(batch_size=8, **fields), img_size=16
     )
     return replace(study.settings, open=open)
 
@@ -27,7 +27,7 @@ def settings_of(sets, open=frozenset({"precision"}), **fields):
 def times(half, tf32=1.0):
     """In place of timed steps: of the usual ones, for base; the arm gains less."""
 
-    def time_step(settings, options, num_classes, arm, part=0, way=choice.Way("")):
+    def time_step(settings, options, num_classes, arm, part=0, way=choice.AS_NOW):
         gain = half if settings.recipe.precision != "32-true" else tf32 if way.tf32 else 1.0
         return gain if arm == BASE else min(1.0, gain + 0.1), 8
 

@@ -423,7 +423,7 @@ def planned(photos):
 def test_faster_options_are_offered_where_they_pay(
     monkeypatch, planned, bf16, compiled, budget, options, given, offered
 ):
-    def time_step(settings, options, num_classes, arm, part=0, way=choice.Way("")):
+    def time_step(settings, options, num_classes, arm, part=0, way=choice.AS_NOW):
         assert part in (0, 16), "steps of other batches are compared"
         assert arm == "base"
         return compiled if way.compiled else bf16 if settings.recipe.precision == "bf16-mixed" else 1.0, 16

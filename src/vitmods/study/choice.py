@@ -111,12 +111,8 @@ def choose(
                     study = replace(study, settings=planned.settings)
                     reason = f"as it fits {duration(planned.budget_s or 0)}" if fits else ""
                     choice = describe_choice(planned, reason, rung.recipe_note, command is not None)
-                    say(
-                        options,
-                        " ".join(
-                            filter(None, [*weights_here(rung), choice, precision, *faster_options(study, budget)])
-                        ),
-                    )
+                    lines = [*weights_here(rung), choice, precision, *faster_options(study, budget)]
+                    say(options, " ".join(filter(None, lines)))
                     return study, planned
             length = shorter
             steps = steps_of(with_length(settings, length, rung.images).recipe, rung.images) if length else 0
@@ -311,6 +307,9 @@ class Way(NamedTuple):
     compiled: bool = False
 
 
+AS_NOW = Way("")
+
+
 def ratios(
     settings: Settings, options: StudyOptions, num_classes: int, budget: Budget, ways: Sequence[Way]
 ) -> Iterator[tuple[Way, float]]:
@@ -344,7 +343,9 @@ def busiest_arm(settings: Settings, num_classes: int) -> str:
 class _Operations(TorchDispatchMode):
     """Counts operations."""
 
-    count = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
@@ -352,7 +353,7 @@ class _Operations(TorchDispatchMode):
 
 
 def time_step(
-    settings: Settings, options: StudyOptions, num_classes: int, arm: str, part: int = 0, way: Way = Way("")
+    settings: Settings, options: StudyOptions, num_classes: int, arm: str, part: int = 0, way: Way = AS_NOW
 ) -> tuple[float, int]:
     """Time a training step of an arm with one thread: seconds for one image (on a CPU those of its own clock), of how
     many at once. Steps of as many images are compared."""
