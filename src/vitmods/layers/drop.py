@@ -51,7 +51,8 @@ _LAYER_SCALE = frozenset({"gamma", "init"})
 
 def add_branch(x: Tensor, h: Tensor, scale: nn.Module, drop_path: nn.Module) -> Tensor:
     """``x + drop_path(scale(h))``. On an accelerator a LayerScale is part of the sum, one operation instead of two."""
-    if h.device.type == "cpu" or type(scale) is not LayerScale or type(drop_path) is not nn.Identity:
+    on_device = isinstance(h, Tensor) and h.device.type != "cpu"  # torch.fx has no tensors
+    if not on_device or type(scale) is not LayerScale or type(drop_path) is not nn.Identity:
         out: Tensor = x + drop_path(scale(h))
         return out
     if torch.compiler.is_compiling() or transformed() or not is_as_written(scale, _LAYER_SCALE):

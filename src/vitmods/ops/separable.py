@@ -42,8 +42,24 @@ def _axis_kernels(a: Tensor, length: int, linear: tuple[int, ...]) -> tuple[Tens
     # A tracer records how they are made, and a fake tensor does not go with real ones.
     is_real = not (torch.compiler.is_compiling() or transformed() or isinstance(a, FakeTensor))
     offsets = (_offsets if is_real else _offsets.__wrapped__)(length, linear, a.device, a.dtype)
-    p = torch.mm(a, offsets).view(len(a), len(linear), length, length).softmax(-1)
+    logits = _Product.apply(a, offsets) if is_real else torch.mm(a, offsets)
+    p = logits.view(len(a), len(linear), length, length).softmax(-1)
     return (p if a.device.type == "cuda" else F.threshold(p, NEGLIGIBLE, 0.0)).unbind(1)
+
+
+class _Product(torch.autograd.Function):
+    """A product with a constant, whose derivative autocast leaves alone too."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, constant: Tensor) -> Tensor:
+        ctx.save_for_backward(constant)
+        return torch.mm(a, constant)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (constant,) = ctx.saved_tensors
+        with without_autocast(grad):
+            return torch.mm(grad, constant.T), None
 
 
 @lru_cache(maxsize=64)
