@@ -70,13 +70,13 @@ def test_resized_crop_is_torchvisions():
 def test_erase_fills_the_boxes_with_noise_of_their_seeds():
     images = torch.zeros(3, 3, 20, 20, dtype=torch.uint8)
     boxes, seeds = np.array([[2, 3, 10, 12], [0, 0, 20, 19]]), np.array([5, 2**64 - 1], dtype=np.uint64)
-    erased, values = erasing(3, 3, np.array([2, 0]), boxes, seeds)
-    actual = DeferredTransforms(torch.zeros(3, 1, 1), torch.ones(3, 1, 1), erased, values).images(images)
-    for position, (top, left, height, width), seed in zip([2, 0], boxes.tolist(), seeds.tolist(), strict=True):
+    erased = erasing(images.shape, np.array([0, 2]), boxes, seeds)
+    actual = DeferredTransforms(torch.zeros(3, 1, 1), torch.ones(3, 1, 1), erased).images(images)
+    for position, (top, left, height, width), seed in zip([0, 2], boxes.tolist(), seeds.tolist(), strict=True):
         noise = torch.randn(3, height, width, generator=torch.Generator().manual_seed(seed >> 1))
         assert torch.equal(actual[position], F.erase(images[position].float(), top, left, height, width, noise))
     assert not actual[1].any()
-    assert abs(float(actual[0, :, :, :19].std()) - 1) < 0.1
+    assert abs(float(actual[2, :, :, :19].std()) - 1) < 0.1
 
 
 @pytest.mark.parametrize(("height", "width"), [(300, 400), (400, 300), (256, 256), (100, 90), (224, 224), (30, 500)])

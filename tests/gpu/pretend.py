@@ -5,6 +5,8 @@
         with gpu.no_waits():
             ...                  # raises Waited, at the line, where the host would wait for the device
         print(gpu.waits)         # Counter: (what, the line in the package or a library that it calls) -> how often
+        with gpu.launching() as launches:
+            ...                  # launches: Counter of the operations that start a kernel or a copy
 
 Autocast casts, random numbers come from a generator of the device, and inputs that are not pinned or copies that block
 count as waits. Not there: streams, kernels' own rounding, torch.compile, NCCL, and the memory of the device.
@@ -61,6 +63,13 @@ _TAKES_NUMBERS = {
     "where",
 }
 _INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
+_NO_KERNEL = _words("empty empty_like empty_strided new_empty new_empty_strided _unsafe_view is_same_size")
+_PRODUCTS = _words(
+    """
+    mm addmm bmm baddbmm addbmm convolution convolution_backward _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_flash_attention_for_cpu_backward
+    """
+)
 
 
 class Waited(RuntimeError):
@@ -72,6 +81,7 @@ class Device:
 
     def __init__(self):
         self.waits, self.strict = Counter(), False
+        self.launches, self.multiplies = Counter(), True
         self.random = torch.Generator().manual_seed(0)
 
     @contextlib.contextmanager
@@ -91,6 +101,17 @@ class Device:
             yield self.waits
         finally:
             self.waits = before + self.waits
+
+    @contextlib.contextmanager
+    def launching(self):
+        """Gives a Counter of the operations inside that start a kernel or a copy. Their products are 0: only their
+        number is asked for."""
+        before, is_whole = self.launches, self.multiplies
+        self.launches, self.multiplies = Counter(), False
+        try:
+            yield self.launches
+        finally:
+            self.launches, self.multiplies = before + self.launches, is_whole
 
     def wait(self, what):
         where = _place()
@@ -229,6 +250,8 @@ def _run(operation, args, kwargs):
             raise _mixed(name, wrong)
     if name in _READS:
         _device.wait("a number that is read" if name == "_local_scalar_dense" else name)
+    if not operation.is_view and name not in _NO_KERNEL:
+        _device.launches[name] += 1
     outputs = _compute(operation, name, *tree_map_only(CudaTensor, lambda x: x.held, (args, kwargs)))
     for tensor in there:
         if tensor.held.shape != torch.Tensor.size(tensor):
@@ -254,6 +277,9 @@ def _index(name, args):
 
 
 def _compute(operation, name, args, kwargs):
+    if name in _PRODUCTS and not _device.multiplies:
+        shapes = operation(*tree_map_only(torch.Tensor, lambda x: x.to("meta"), args), **kwargs)
+        return tree_map_only(torch.Tensor, lambda x: torch.zeros_like(x, device=CPU), shapes)
     if name in _RANDOM:
         if (generator := kwargs.get("generator")) is not None:
             raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{generator.device.type}'")
@@ -290,7 +316,8 @@ def _inside():
 
 class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        if torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CompositeImplicitAutograd"):
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        if has_kernel(operation.name(), "CompositeImplicitAutograd") and not has_kernel(operation.name(), "CUDA"):
             with self:  # in inference mode nothing else takes it apart
                 parts = operation.decompose(*args, **(kwargs or {}))
             if parts is not NotImplemented:

@@ -128,9 +128,9 @@ def test_a_long_sequence_takes_this_way_and_a_short_one_the_other():
     norm = DynamicTokenNorm(WIDTH, HEADS)
     for length in (40, 700):
         x = torch.randn(2, length, WIDTH)
-        mixes = [mix.detach() for mix in norm.lambdas()]
+        mix = torch.stack(norm.lambdas()).detach()
         layout = MixingLayout((1, length), HEADS, norm.eps)
-        expected = separable_norm(x, *axis_kernels(norm.a, (1, length)), *mixes, norm.weight, norm.bias, layout)
+        expected = separable_norm(x, *axis_kernels(norm.a, (1, length)), mix, norm.weight, norm.bias, layout)
         torch.testing.assert_close(norm(x), expected, rtol=1e-4, atol=1e-5)
         assert ("SequenceNorm" in type(norm(x).grad_fn).__name__) == (length == 700)
 

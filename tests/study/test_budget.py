@@ -423,13 +423,15 @@ def planned(photos):
 def test_faster_options_are_offered_where_they_pay(
     monkeypatch, planned, bf16, compiled, budget, options, given, offered
 ):
-    def time_step(study, settings, part=0, **how):
+    def time_step(settings, options, num_classes, arm, part=0, way=choice.AS_NOW):
         assert part in (0, 16), "steps of other batches are compared"
-        return compiled if how else bf16 if settings.recipe.precision == "bf16-mixed" else 1.0, 16
+        assert arm == "base"
+        return compiled if way.compiled else bf16 if settings.recipe.precision == "bf16-mixed" else 1.0, 16
 
     monkeypatch.setattr(choice, "time_step", time_step)
     settings = replace(planned.settings, open=planned.settings.open - {*given})
-    study = SimpleNamespace(settings=settings, options=StudyOptions(device="cpu", **options))
+    dataset = SimpleNamespace(num_classes=2)
+    study = SimpleNamespace(settings=settings, options=StudyOptions(device="cpu", **options), dataset=dataset)
     text = " ".join(FASTER(study, make_budget(budget)))
     assert text.startswith(offered)
     assert bool(text) == bool(offered)

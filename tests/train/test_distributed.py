@@ -18,8 +18,8 @@ from vitmods import cli, data
 from vitmods.cli import main
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
-from vitmods.train import Interrupted, Processes, RunOptions, train_trial
-from vitmods.train.distributed import PeerEnded
+from vitmods.train import Interrupted, Processes, RunOptions, distributed, train_trial
+from vitmods.train.distributed import Agreement, PeerEnded
 from vitmods.train.loop import TrialRun
 from vitmods.util.errors import UserError
 
@@ -80,6 +80,7 @@ def work_of_two(processes: Processes, out: Path) -> None:
         step(run, batch)
 
     TrialRun._train_step = one_is_asked_to_stop
+    distributed.AGREE_CALLS = 2  # of so few steps
     for name, options in (("stopped", {}), (DIVIDED, {"shard": True, "checkpoint_every_steps": 2})):
         with pytest.raises(Interrupted):
             trial(out / name, "busy", processes, **options)
@@ -177,6 +178,34 @@ def test_a_signal_to_one_process_stops_all_and_one_process_can_go_on(alone, toge
     with pytest.warns(UserWarning, match="processes was 2, now 1"):
         trial(two / name, "busy")
     check_same(alone / "busy", two / name)
+
+
+class Peers(Processes):
+    """Two processes, of which the other one has got a signal when they agree for the third time."""
+
+    def agree(self, *values):
+        self.asked.append(values)
+        return max(values[0], signal.SIGTERM if len(self.asked) == 3 else 0), *values[1:]
+
+
+@pytest.mark.parametrize(("step_s", "expected"), [(0.01, [1, 11, 21]), (0.2, [1, 3, 5]), (2.0, [1, 2, 3])])
+def test_processes_agree_now_and_then_and_not_after_each_step(monkeypatch, step_s, expected):
+    clock, asked, times = [0.0], [], []
+    monkeypatch.setattr(distributed.time, "perf_counter", lambda: clock[0])
+    peers = Peers(0, 2)
+    object.__setattr__(peers, "asked", asked)
+    agreement = Agreement(peers)
+    for step in range(1, 40):
+        clock[0] += step_s
+        signum, is_due = agreement(None, due=True)
+        assert is_due == (len(asked) > len(times))
+        if is_due:
+            times.append(step)
+        if signum:
+            break
+    assert times == expected
+    assert signum == signal.SIGTERM
+    assert Agreement(Processes())(signal.SIGINT, True) == (signal.SIGINT, True)
 
 
 @pytest.mark.parametrize(("size", "name"), [(2, "two"), (4, "four"), (2, "divided-later"), (2, "whole-later")])

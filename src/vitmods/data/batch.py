@@ -3,8 +3,9 @@
 Images may reach a device as uint8, a quarter of the bytes. There they are normalized, erased and mixed, in this order.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Self, TypeVar
 
 import torch
@@ -13,77 +14,119 @@ from torch import Tensor
 
 from vitmods.data.augment import Ints, Mixing, normalize
 
-Erased = tuple[tuple[int, int, int, int, int] | None, ...]
-"""for each image the erased box (top, left, height, width) and where its noise begins; None: not erased"""
+
+@dataclass(frozen=True)
+class Erasing:
+    """Noise in a box of some images.
+
+    boxes: (top, left, height, width) of each image, None: not erased. inside: bool (B, H + W), the rows and the
+    columns of its box. noise: float32 (n,), of all boxes in a row, each (C, height, width).
+    """
+
+    boxes: tuple[tuple[int, int, int, int] | None, ...]
+    inside: Tensor
+    noise: Tensor
+    channels: int
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Apply a function to each tensor."""
+        return replace(self, inside=function(self.inside), noise=function(self.noise))
+
+    def part(self, images: slice) -> Self:
+        """Of some of the images."""
+        ends = [0, *accumulate(map(self._count, self.boxes))]
+        start, stop, _ = images.indices(len(self.boxes))
+        noise = self.noise[ends[start] : ends[stop]]
+        return replace(self, boxes=self.boxes[images], inside=self.inside[images], noise=noise)
+
+    def of_predecessors(self) -> Self:
+        """Of the image before each, the last one being before the first."""
+        boxes = self.boxes[-1:] + self.boxes[:-1]
+        return replace(
+            self, boxes=boxes, inside=self.inside.roll(1, 0), noise=self.noise.roll(self._count(self.boxes[-1]), 0)
+        )
+
+    def fill(self, images: Tensor) -> Tensor:
+        """Write the noise into float32 (B, C, H, W), in place. On a device all boxes at once."""
+        if images.device.type != "cpu":
+            rows, columns = self.inside.split(images.shape[-2:], dim=1)
+            return images.masked_scatter_((rows[:, :, None] & columns[:, None])[:, None], self.noise)
+        start = 0
+        for image, box in zip(images, self.boxes, strict=True):
+            if box is not None:
+                top, left, height, width = box
+                noise = self.noise[start : start + self._count(box)].view(-1, height, width)
+                image[:, top : top + height, left : left + width] = noise
+                start += noise.numel()
+        return images
+
+    def _count(self, box: tuple[int, int, int, int] | None) -> int:
+        return 0 if box is None else self.channels * box[2] * box[3]
 
 
 @dataclass(frozen=True)
 class DeferredTransforms:
     """The remaining steps for images uint8 (B, C, H, W).
 
-    mean, std: (C, 1, 1). noise: float32 (n,), of all boxes in a row. mixing: with the images `before`, uint8 as well
-    and themselves erased; where those are None, with each one's predecessor in the batch.
+    mean, std: (C, 1, 1). mixing: with the images `before`, uint8 as well and themselves erased; where those are None,
+    with each one's predecessor in the batch.
     """
 
     mean: Tensor
     std: Tensor
-    erased: Erased = ()
-    noise: Tensor | None = None
+    erased: Erasing | None = None
     mixing: Mixing | None = None
     before: Tensor | None = None
-    before_erased: Erased = ()
+    before_erased: Erasing | None = None
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to each tensor."""
-        tensors: dict[str, Any] = {n: function(value) for n, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tensors)
+        return replace(self, **{name: _mapped(value, function) for name, value in vars(self).items()})
 
     def with_before(self, pixels: Tensor) -> Self:
         """Keep the predecessors of these images, so that parts of the batch can be mixed separately."""
         if self.mixing is None or self.before is not None:
             return self
-        return replace(self, before=pixels.roll(1, 0), before_erased=self.erased[-1:] + self.erased[:-1])
+        erased = None if self.erased is None else self.erased.of_predecessors()
+        return replace(self, before=pixels.roll(1, 0), before_erased=erased)
 
     def part(self, images: slice) -> Self:
         """The transforms of some of the images."""
-        before = None if self.before is None else self.before[images]
-        erased, before_erased = self.erased[images], self.before_erased[images]
-        return replace(self, erased=erased, before=before, before_erased=before_erased)
+        return replace(
+            self,
+            erased=None if self.erased is None else self.erased.part(images),
+            before=None if self.before is None else self.before[images],
+            before_erased=None if self.before_erased is None else self.before_erased.part(images),
+        )
 
     def images(self, pixels: Tensor) -> Tensor:
         """float32 (B, C, H, W), as the model reads them."""
-        images = self._erase(normalize(pixels, self.mean, self.std), self.erased)
+        images = self._erased(pixels, self.erased)
         if self.mixing is None:
             return images
-        if self.before is None:
-            return self.mixing.images(images, images.roll(1, 0))
-        before = normalize(self.before, self.mean, self.std)
-        return self.mixing.images(images, self._erase(before, self.before_erased))
+        before = images.roll(1, 0) if self.before is None else self._erased(self.before, self.before_erased)
+        return self.mixing.images(images, before)
 
-    def _erase(self, images: Tensor, erased: Erased) -> Tensor:
-        for image, box in zip(images, erased, strict=False):
-            if box is not None:
-                assert self.noise is not None
-                top, left, height, width, start = box
-                shape = (len(image), height, width)
-                noise = self.noise[start : start + len(image) * height * width].view(shape)
-                image[:, top : top + height, left : left + width] = noise
-        return images
+    def _erased(self, pixels: Tensor, erased: Erasing | None) -> Tensor:
+        images = normalize(pixels, self.mean, self.std)
+        return images if erased is None else erased.fill(images)
 
 
-def erasing(count: int, channels: int, positions: Ints, boxes: Ints, seeds: NDArray[Any]) -> tuple[Erased, Tensor]:
-    """`erased` and `noise` of `count` images: boxes (E, 4) of those at `positions` (E,), with unit normal noise."""
-    erased: list[tuple[int, int, int, int, int] | None] = [None] * count
+def erasing(shape: Sequence[int], positions: Ints, boxes: Ints, seeds: NDArray[Any]) -> Erasing:
+    """For images of `shape` (B, C, H, W): boxes (E, 4) of those at `positions` (E,), in rising order, with unit normal
+    noise."""
+    count, channels, height, width = shape
+    erased: list[tuple[int, int, int, int] | None] = [None] * count
+    inside = torch.zeros(count, height + width, dtype=torch.bool)
     noise = [torch.empty(0)]
-    start = 0
-    for position, (top, left, height, width), seed in zip(
+    for position, (top, left, rows, columns), seed in zip(
         positions.tolist(), boxes.tolist(), seeds.tolist(), strict=True
     ):
         generator = torch.Generator().manual_seed(seed >> 1)  # torch takes 63 bits
-        noise.append(torch.randn((channels, height, width), generator=generator).flatten())
-        erased[position] = (top, left, height, width, start)
-        start += len(noise[-1])
-    return tuple(erased), torch.cat(noise)
+        noise.append(torch.randn((channels, rows, columns), generator=generator).flatten())
+        erased[position] = (top, left, rows, columns)
+        inside[position, top : top + rows] = inside[position, height + left : height + left + columns] = True
+    return Erasing(tuple(erased), inside, torch.cat(noise), channels)
 
 
 Data = TypeVar("Data")
@@ -122,15 +165,15 @@ class Batch:
 
     def moved(self, device: torch.device) -> Self:
         """The batch on a device, still uint8 if it was: `to` can make its parts ready one after the other."""
-        batch = self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
-        return batch if batch.deferred is None else replace(batch, deferred=batch.deferred.with_before(batch.inputs))
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True), stays="index")  # the host reads it
 
     def pinned(self) -> Self:
         """The batch in memory from which a GPU copies while the host continues."""
         return self._mapped(lambda tensor: tensor.contiguous().pin_memory())  # what is expanded cannot be pinned
 
-    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(*(_mapped(value, function) for value in vars(self).values()))
+    def _mapped(self, function: Callable[[Tensor], Tensor], stays: str = "") -> Self:
+        values = {n: value if n == stays else _mapped(value, function) for n, value in vars(self).items()}
+        return type(self)(**values)
 
     def parts(self, count: int) -> Iterator[Self]:
         """At most `count` parts of nearly the same size, one after the other."""
@@ -138,11 +181,14 @@ class Batch:
         if count == 1:
             yield self
             return
+        whole = self
+        if self.deferred is not None:
+            whole = replace(self, deferred=self.deferred.with_before(self.inputs))
         size, more = divmod(len(self), count)  # the first parts have one more
         for number in range(count):
             start = number * size + min(number, more)
             part = slice(start, start + size + (number < more))
-            yield type(self)(*(_sliced(value, part) for value in vars(self).values()))
+            yield type(self)(*(_sliced(value, part) for value in vars(whole).values()))
 
 
 def for_device(dataset: Data, device: torch.device) -> Data:
@@ -155,7 +201,7 @@ def for_device(dataset: Data, device: torch.device) -> Data:
 def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, DeferredTransforms):
+    if isinstance(value, DeferredTransforms | Erasing):
         return value.map_tensors(function)
     if isinstance(value, dict):
         return {name: _mapped(inner, function) for name, inner in value.items()}

@@ -301,17 +301,17 @@ class ImageDataset(SplitDataset):
         if augment.erasing > 0:
             chosen, boxes = erase_boxes(seed, epoch, views, self.img_size, augment.erasing)
             seeds = bits(seed, Stream.ERASE_NOISE, epoch, views[chosen])
-            erased, noise = erasing(len(pixels), self.in_chans, chosen, boxes, seeds)
-            deferred = replace(deferred, erased=erased, noise=noise)
+            deferred = replace(deferred, erased=erasing(pixels.shape, chosen, boxes, seeds))
         if mixes:
             counters = {"seed": seed, "epoch": epoch, "batch": number}
             mixing = draw_mixing(self.img_size, mixup=augment.mixup, cutmix=augment.cutmix, **counters)
             targets = mix_targets(mixing, targets, self.num_classes, is_part)
             deferred = replace(deferred, mixing=mixing)
             if is_part:  # the second half are the predecessors
-                n, erased = len(pixels) // 2, deferred.erased
-                deferred = replace(deferred, before=pixels[n:], before_erased=erased[n:], erased=erased[:n])
-                pixels, index = pixels[:n], index[:n]
+                own, before = slice(len(pixels) // 2), slice(len(pixels) // 2, None)
+                before_erased = deferred.part(before).erased
+                deferred = replace(deferred.part(own), before=pixels[before], before_erased=before_erased)
+                pixels, index = pixels[own], index[own]
         batch = Batch(pixels, targets, torch.from_numpy(index), deferred=deferred)
         return batch if self.uint8 else batch.transformed()
 

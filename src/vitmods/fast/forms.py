@@ -159,10 +159,11 @@ def _can_read_first(parts: _Parts) -> bool:
 
 def _attend_first(attn: Any, x: Tensor) -> Tensor:
     """Attention's output for the first token, reading all: (B, N, C) -> (B, 1, C)."""
-    dim, heads = attn.num_heads * attn.head_dim, (attn.num_heads, attn.head_dim)
-    weight, bias = attn.qkv.weight, attn.qkv.bias
-    q = F.linear(x[:, :1], weight[:dim], None if bias is None else bias[:dim])
-    kv = F.linear(x, weight[dim:], None if bias is None else bias[dim:])
+    heads = attn.num_heads, attn.head_dim
+    parts = [attn.num_heads * attn.head_dim * count for count in (1, 2)]
+    of_q, of_kv = attn.qkv.weight.split(parts)  # its derivative is one operation, that of two slices is three
+    bias_q, bias_kv = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split(parts)
+    q, kv = F.linear(x[:, :1], of_q, bias_q), F.linear(x, of_kv, bias_kv)
     q, (k, v) = q.view(*q.shape[:2], *heads), kv.view(*kv.shape[:2], 2, *heads).unbind(2)
     q, k, v = attn.q_norm(q).transpose(1, 2), attn.k_norm(k).transpose(1, 2), v.transpose(1, 2)
     out: Tensor = attend(q, k, v, None, attn.attn_drop if attn.training else 0.0)

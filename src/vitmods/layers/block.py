@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitmods.layers.attention import Attention
-from vitmods.layers.drop import DropPath, FixedScale, LayerScale
+from vitmods.layers.drop import DropPath, FixedScale, LayerScale, add_branch
 from vitmods.layers.mlp import Mlp
 from vitmods.layers.norms import LayerNorm
 
@@ -90,9 +90,9 @@ class Block(nn.Module):
             raise ValueError("This block does not have causal attention: give the mask as attn_mask.")
         first_values = {} if values is None else {"values": values}  # attention of other kinds does not take them
         h = self.norm1_branch(self.attn(self.norm_scale(self.norm1(x)), attn_mask=attn_mask, **first_values))
-        x = self.norm1_after(x + self.drop_path1(self.ls1(h)))
+        x = self.norm1_after(add_branch(x, h, self.ls1, self.drop_path1))
         h = self.norm2_branch(self.mlp(self.norm_scale(self.norm2(x))))
-        x = self.norm2_after(self.residual_scale(x) + self.drop_path2(self.ls2(h)))
+        x = self.norm2_after(add_branch(self.residual_scale(x), h, self.ls2, self.drop_path2))
         return x
 
     def first_values(self, x: Tensor) -> Tensor:

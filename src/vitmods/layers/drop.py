@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from vitmods.ops.context import is_as_written, transformed
+from vitmods.ops.scale import add_scaled
+
 
 class DropPath(nn.Module):
     """Drops a whole branch for each image with probability ``rate`` and rescales what stays by 1 / (1 - rate)
@@ -41,6 +44,20 @@ class LayerScale(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.gamma, self.init)
+
+
+_LAYER_SCALE = frozenset({"gamma", "init"})
+
+
+def add_branch(x: Tensor, h: Tensor, scale: nn.Module, drop_path: nn.Module) -> Tensor:
+    """``x + drop_path(scale(h))``. On an accelerator a LayerScale is part of the sum, one operation instead of two."""
+    on_device = isinstance(h, Tensor) and h.device.type != "cpu"  # torch.fx has no tensors
+    if not on_device or type(scale) is not LayerScale or type(drop_path) is not nn.Identity:
+        out: Tensor = x + drop_path(scale(h))
+        return out
+    if torch.compiler.is_compiling() or transformed() or not is_as_written(scale, _LAYER_SCALE):
+        return x + drop_path(scale(h))
+    return add_scaled(x, h, scale.gamma)
 
 
 class FixedScale(nn.Module):

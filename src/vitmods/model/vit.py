@@ -458,15 +458,16 @@ class ViT(nn.Module):
             if keep is not None:
                 x, keep = token.expand(*shape, -1).scatter(1, keep[..., None].expand_as(x), x), None
             x = torch.where(mask[..., None], token, x)
+        of_prefix: Tensor | None = None
         if self.pos_embed is not None:
-            positions = self._positions_for(images)
+            of_prefix, positions = self._positions_for(images)
             if keep is not None:  # not positions[0, keep]: with several threads its gradient is not repeatable
                 positions = positions.expand(len(keep), -1, -1).gather(1, keep[..., None].expand_as(x))
             x = x + positions
         if not config.position_norm_on_prefix:
             x = self.norm_pre(x)
         if config.prefix_from == 0:
-            x = self._prepend(x)
+            x = self._prepend(x, of_prefix)
         if config.position_norm_on_prefix:
             x = self.norm_pre(x)
         return self.pos_drop(x)
@@ -503,26 +504,29 @@ class ViT(nn.Module):
             )
         return self.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
 
-    def _positions_for(self, images: Tensor) -> Tensor:
-        """The positions of the images' patches, (1, T, C)."""
+    def _positions_for(self, images: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The positions of prefix tokens, if they have any, (1, prefix, C), and of the images' patches, (1, T, C)."""
         assert self.pos_embed is not None
         config = self.vit_config
-        positions: Tensor = self.pos_embed[:, config.num_prefix_tokens if config.position_on_prefix else 0 :]
+        of_prefix, positions = None, self.pos_embed
+        if config.position_on_prefix:
+            prefix = config.num_prefix_tokens
+            of_prefix, positions = positions.split([prefix, positions.shape[1] - prefix], dim=1)
         if self._reads_tokens:
-            return positions[:, : images.shape[-1]]
+            return of_prefix, positions[:, : images.shape[-1]]
         if not config.dynamic_img_size:
-            return positions
+            return of_prefix, positions
         grid = self.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
-        return positions_on_grid(positions, config.grid, grid, config.position)
+        return of_prefix, positions_on_grid(positions, config.grid, grid, config.position)
 
-    def _prepend(self, x: Tensor) -> Tensor:
+    def _prepend(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """The class and register tokens, with their positions if they have any, before the patch tokens."""
         prefix: list[Tensor] = [t for t in (self.cls_token, self.reg_token) if t is not None]
         if not prefix:
             return x
         tokens = torch.cat(prefix, dim=1)
-        if self.vit_config.position_on_prefix and self.pos_embed is not None:
-            tokens = tokens + self.pos_embed[:, : self.vit_config.num_prefix_tokens]
+        if positions is not None:
+            tokens = tokens + positions
         return torch.cat([tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
 
     def _around(self, padding: Tensor | None) -> AbstractContextManager[None]:

@@ -51,9 +51,8 @@ def _composed(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
     wide = upcast(x)
     if torch.onnx.is_in_onnx_export():  # the older exporter does not know rms_norm
         y = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
-    else:
-        y = F.rms_norm(wide, x.shape[-1:], None, eps)
-    return (y if gain is None else y * gain).to(x.dtype)
+        return (y if gain is None else y * gain).to(x.dtype)
+    return F.rms_norm(wide, x.shape[-1:], None if gain is None else gain.to(wide.dtype), eps).to(x.dtype)
 
 
 class _RMSNorm(torch.autograd.Function):

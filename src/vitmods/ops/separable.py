@@ -8,11 +8,13 @@ Tokens are held as (H, columns, rows, B, D): both products are then plain batche
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
 
 from vitmods.ops.context import differentiates_again, gradients_with_graph, transformed, without_autocast
 from vitmods.ops.native import dynamic_token, usable
@@ -23,20 +25,51 @@ NEGLIGIBLE = 1e-15  # beside kernels whose rows sum to 1, in float32 and in floa
 
 def axis_kernels(a: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """P's factors: a (H, 3) -> (H, columns, columns) and (H, rows, rows), whose rows sum to 1."""
-    (rows, columns), (quadratic, dx, dy) = grid, a[..., None, None].unbind(1)
-    return _axis_kernel(quadratic, dx, columns), _axis_kernel(quadratic, dy, rows)
+    rows, columns = grid
+    if rows == columns:
+        px, py = _axis_kernels(a, rows, (1, 2))
+        return px, py
+    return _axis_kernels(a, columns, (1,))[0], _axis_kernels(a, rows, (2,))[0]
 
 
-def _axis_kernel(quadratic: Tensor, linear: Tensor, length: int) -> Tensor:
-    """Softmax over j of ``quadratic d^2 + linear d``, d = j - i: (H, 1, 1) each -> (H, length, length).
+def _axis_kernels(a: Tensor, length: int, linear: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """For each column of a (H, 3) in ``linear`` a softmax over j of ``a[0] d^2 + a[linear] d``, d = j - i, (H, length,
+    length), all by one product.
 
-    What no sum would notice is 0: far from the peak entries are subnormal numbers, with which a processor may take a
-    hundred times as long.
+    What no sum would notice is 0: far from the peak entries are subnormal numbers, with which a processor, but for
+    GPUs, may take a hundred times as long.
     """
-    place = torch.arange(length, device=linear.device, dtype=linear.dtype)
-    d = place - place[:, None]
-    p = torch.addcmul(linear * d, quadratic, d * d).softmax(-1)
-    return torch.where(p < NEGLIGIBLE, 0, p)
+    # A tracer records how they are made, and a fake tensor does not go with real ones.
+    is_real = not (torch.compiler.is_compiling() or transformed() or isinstance(a, FakeTensor))
+    offsets = (_offsets if is_real else _offsets.__wrapped__)(length, linear, a.device, a.dtype)
+    logits = _Product.apply(a, offsets) if is_real else torch.mm(a, offsets)
+    p = logits.view(len(a), len(linear), length, length).softmax(-1)
+    return (p if a.device.type == "cuda" else F.threshold(p, NEGLIGIBLE, 0.0)).unbind(1)
+
+
+class _Product(torch.autograd.Function):
+    """A product with a constant, whose derivative autocast leaves alone too."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, constant: Tensor) -> Tensor:
+        ctx.save_for_backward(constant)
+        return torch.mm(a, constant)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (constant,) = ctx.saved_tensors
+        with without_autocast(grad):
+            return torch.mm(grad, constant.T), None
+
+
+@lru_cache(maxsize=64)
+def _offsets(length: int, linear: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """What the columns of a (H, 3) are multiplied with, (3, kernels * length * length)."""
+    with torch.inference_mode(False):  # those of inference could not be kept for backward later
+        place = torch.arange(length, device=device, dtype=dtype)
+        d = place - place[:, None]
+        square, zero = d * d, torch.zeros_like(d)
+        return torch.stack([square if i == 0 else d if i == k else zero for i in range(3) for k in linear]).view(3, -1)
 
 
 def to_heads(x: Tensor, grid: Grid, heads: int) -> Tensor:
@@ -50,24 +83,31 @@ def per_token(x: Tensor, grid: Grid) -> Tensor:
 
 
 def columns(kernel: Tensor, x: Tensor) -> Tensor:
-    """(H, c, c') times (H, c', rows, B, D)"""
+    """(H, c, c') times (H, c', ...)"""
     return torch.bmm(kernel, x.flatten(2)).view(x.shape)
 
 
 def rows(kernel: Tensor, x: Tensor) -> Tensor:
-    """(H, r, r') times (H, columns, r', B, D)
+    """(H, r, r'), or (H, columns, r, r'), times (H, columns, r', ...)
 
-    matmul copies the kernel for each column. That is quickest where it is small compared with
+    matmul copies a kernel of all columns for each. That is quickest where it is small compared with
     x, a head at a time elsewhere.
     """
     flat = x.flatten(3)
-    small = 4 * kernel.shape[-1] <= flat.shape[-1]
+    if kernel.ndim == 4:
+        return torch.matmul(kernel, flat).view(x.shape)
+    small = _is_small(kernel, flat.shape[-1])
     if small or torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
         return torch.matmul(kernel[:, None], flat).view(x.shape)
     out = torch.empty_like(flat)
     for k, part, into in zip(kernel, flat, out, strict=True):
         torch.bmm(k.expand(len(part), -1, -1), part, out=into)
     return out.view(x.shape)
+
+
+def _is_small(kernel: Tensor, width: int) -> bool:
+    """Whether one for each column is small compared with the (rows, ``width``) that it multiplies there."""
+    return 4 * kernel.shape[-1] <= width
 
 
 @dataclass(frozen=True)
@@ -84,19 +124,18 @@ def separable_norm(
     x: Tensor,
     px: Tensor,
     py: Tensor,
-    mix_mean: Tensor,
-    mix_var: Tensor,
+    mix: Tensor,
     weight: Tensor,
     bias: Tensor,
     layout: MixingLayout,
 ) -> Tensor:
-    """``weight (x - mu) / sqrt(var + eps) + bias`` with, per head, ``mu = mix_mean mean_C(x) + (1 - mix_mean) P x`` and
-    ``var = mix_var var_C(x) + (1 - mix_var) (P x^2 - (P x)^2)``.
+    """``weight (x - mu) / sqrt(var + eps) + bias`` with, per head, ``mu = mix[0] mean_C(x) + (1 - mix[0]) P x`` and
+    ``var = mix[1] var_C(x) + (1 - mix[1]) (P x^2 - (P x)^2)``.
 
-    x (B, T, C) in float32 or float64; px (H, columns, columns), py (H, rows, rows); mixes (H,); weight, bias (C,).
+    x (B, T, C) in float32 or float64; px (H, columns, columns), py (H, rows, rows); mix (2, H); weight, bias (C,).
     For backward, x is kept and the rest recomputed. The native form is used where possible.
     """
-    values = (x, px, py, mix_mean, mix_var, weight, bias)
+    values = (x, px, py, mix, weight, bias)
     by_native = usable("dynamic_token", *values)
     if not by_native and (torch.compiler.is_compiling() or transformed()):
         return composed(*values, layout)
@@ -107,15 +146,14 @@ def composed(
     x: Tensor,
     px: Tensor,
     py: Tensor,
-    mix_mean: Tensor,
-    mix_var: Tensor,
+    mix: Tensor,
     weight: Tensor,
     bias: Tensor,
     layout: MixingLayout,
 ) -> Tensor:
     """Compute ``separable_norm`` in plain operations, for compilers, which fuse them, and second derivatives."""
     grid, heads = layout.grid, layout.heads
-    lm, lv = mix_mean.view(-1, 1, 1, 1, 1), mix_var.view(-1, 1, 1, 1, 1)
+    lm, lv = mix[..., None, None, None, None]
     mean, var = x.mean(-1), x.var(-1, unbiased=layout.unbiased)
     center = x.mean(1, keepdim=True).detach()  # P 1 = 1: any center gives the same result and gradients
     xc = to_heads(x - center, grid, heads).contiguous()
@@ -136,18 +174,17 @@ class _SeparableNorm(torch.autograd.Function):
         x: Tensor,
         px: Tensor,
         py: Tensor,
-        mix_mean: Tensor,
-        mix_var: Tensor,
+        mix: Tensor,
         weight: Tensor,
         bias: Tensor,
         layout: MixingLayout,
         by_native: bool,
     ) -> Tensor:
-        values = (x, px, py, mix_mean, mix_var, weight, bias)
+        values = (x, px, py, mix, weight, bias)
         y: Tensor
         statistics: list[Tensor] = []
         if by_native:
-            y = dynamic_token.forward(*values, layout.eps, layout.unbiased)
+            y = dynamic_token.forward(x, px, py, *mix, weight, bias, layout.eps, layout.unbiased)
         else:
             y, *statistics = _forward(*values, layout)
         ctx.layout, ctx.by_native = layout, by_native
@@ -157,12 +194,14 @@ class _SeparableNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layout, saved = ctx.layout, ctx.saved_tensors  # which may be read once
-        values, statistics = saved[:7], saved[7:]
+        values, statistics = saved[:6], saved[6:]
         with without_autocast(grad):
             if differentiates_again():
                 return *gradients_with_graph(partial(composed, layout=layout), values, grad), None, None
             if ctx.by_native:
-                return *dynamic_token.backward(grad, *values[:-1], layout.eps, layout.unbiased), None, None
+                x, px, py, mix, weight, _ = values
+                gradients = dynamic_token.backward(grad, x, px, py, *mix, weight, layout.eps, layout.unbiased)
+                return *gradients[:3], torch.stack(gradients[3:5]), *gradients[5:], None, None
             return *_gradients(grad, (*values[:-1], *statistics), layout), None, None
 
 
@@ -170,127 +209,114 @@ def _forward(
     x: Tensor,
     px: Tensor,
     py: Tensor,
-    mix_mean: Tensor,
-    mix_var: Tensor,
+    mix: Tensor,
     weight: Tensor,
     bias: Tensor,
     layout: MixingLayout,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The norm, and mean and variance over channels and the mean over tokens.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm; mean and variance over channels (2, B, T), and the mean over tokens.
 
     Statistics are shift invariant, so they are computed after subtracting the mean of each channel over the image:
     P x^2 - (P x)^2 then keeps its digits whatever offset the tokens share. Where a part of the image is flat and far
     from the rest, it can still round to less than 0, which is taken as 0.
     """
-    grid, heads = layout.grid, layout.heads
-    mean = x.mean(-1)  # over channels, (B, T); the norm is ten times as quick on a CPU as var
-    var = torch.linalg.vector_norm(x - mean[..., None], dim=-1).square() / (x.shape[-1] - layout.unbiased)
-    center = x.mean(1, keepdim=True)
-    xc = _centered(x, center, layout)
-    square = xc * xc
-    m = rows(py, columns(px, xc))
-    v = rows(py, columns(px, square)).addcmul_(m, m, value=-1).clamp_min_(0)
-    r = _reciprocal_deviation(v, var, mix_var, layout, out=v)
-    n = _deviation(xc, m, center, mean, mix_mean, layout, out=square).mul_(r)
+    var, mean = torch.var_mean(x, -1, correction=int(layout.unbiased))
+    tokens, center = torch.stack([mean, var]), x.mean(1, keepdim=True)
+    *_, around = _around(x, center, px, py, layout)
+    n, _ = _normalized(x, around.lerp_(_both(tokens, layout.grid), _of_heads(mix)), layout)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    shape = (heads, 1, 1, 1, -1)
-    torch.addcmul(bias.view(shape), n, weight.view(shape), out=to_heads(y, grid, heads))
-    return y, mean, var, center
+    shape = (layout.heads, 1, 1, 1, -1)
+    torch.addcmul(bias.view(shape), n, weight.view(shape), out=to_heads(y, layout.grid, layout.heads))
+    return y, tokens, center
 
 
 def _gradients(grad: Tensor, saved: tuple[Tensor, ...], layout: MixingLayout) -> tuple[Tensor, ...]:
-    """Return the gradients of x, px, py, mix_mean, mix_var, weight and bias."""
-    x, px, py, mix_mean, mix_var, weight, mean, var, center = saved
+    """Return the gradients of x, px, py, mix, weight and bias."""
+    x, px, py, mix, weight, tokens, center = saved
     grid, heads, c = layout.grid, layout.heads, x.shape[-1]
-    lm, lv = mix_mean.view(-1, 1, 1, 1, 1), mix_var.view(-1, 1, 1, 1, 1)
 
     # Forward once more; the products over columns are needed for the gradient of py anyway.
-    xc = _centered(x, center, layout)
-    square = xc * xc
-    zm, zq = columns(px, xc), columns(px, square)
-    m = rows(py, zm)
-    v = rows(py, zq).addcmul_(m, m, value=-1).clamp_min_(0)
-    r = _reciprocal_deviation(v, var, mix_var, layout, out=torch.empty_like(v))
-    n = _deviation(xc, m, center, mean, mix_mean, layout, out=torch.empty_like(v)).mul_(r)
+    if _is_small(py, 2 * x.shape[0] * c // heads):
+        py = py[:, None].expand(-1, grid[1], -1, -1).contiguous()  # once for all products
+    moments, over_columns, m, around = _around(x, center, px, py, layout)
+    apart, shares = around - _both(tokens, grid), _of_heads(mix)
+    n, r = _normalized(x, around.addcmul_(apart, shares, value=-1), layout)
 
-    # Through the affine map and the division: gu is the gradient of x - mu, gs of the variance.
-    g = _heads_copy(grad, grid, heads)
-    gs = n.mul_(g)
-    grad_weight = gs.sum((1, 2, 3)).flatten()
-    rw = r * weight.view(heads, 1, 1, 1, -1)
-    gu = g.mul_(rw)
-    gs.mul_(rw).mul_(r).mul_(-0.5)
+    # Through the affine map and the division: minus the gradients of mu and of the variance.
+    g, of_mixed = to_heads(grad, grid, heads), torch.empty_like(moments)
+    gn, rw = n.mul_(g), r * weight.view(heads, 1, 1, 1, -1)
+    grad_weight = gn.sum((1, 2, 3)).flatten()
+    of_u = torch.mul(g, rw, out=of_mixed[:, :, :, 0])
+    torch.mul(gn, rw, out=of_mixed[:, :, :, 1]).mul_(r).mul_(0.5)
 
     # Through the mixtures.
-    gu_token, gs_token = gu.sum(-1, keepdim=True), gs.sum(-1, keepdim=True)
-    grad_mix_mean = _dot(gu, m) - _dot(gu_token, per_token(mean, grid))
-    grad_mix_mean += _dot(gu.sum((1, 2), keepdim=True), to_heads(center, (1, 1), heads))
-    grad_mix_var = _dot(gs_token, per_token(var, grid)) - _dot(gs, v)
+    grad_mix = apart.mul_(of_mixed).sum((1, 2, 4, 5)).T
+    within = of_mixed * shares
+    grad_mean, grad_var = within.sum((0, 5)).permute(2, 3, 1, 0)[..., None]
+    gm, gq = within.sub_(of_mixed).unbind(3)
+    gm.addcmul_(m, gq, value=-2)
 
     # Through both moments, and the two products of each.
-    gq = gs.mul_(1 - lv)
-    gm = torch.mul(gu, lm - 1, out=rw).addcmul_(m, gq, value=-2)
-    grad_py = _outer_rows(gm, zm) + _outer_rows(gq, zq)
-    hm, hq = rows(py.mT, gm), rows(py.mT, gq)
-    grad_px = _outer_columns(hm, xc) + _outer_columns(hq, square)
-    gu.add_(columns(px.mT, hm)).addcmul_(columns(px.mT, hq), xc, value=2)
+    grad_py = _outer_rows(within, over_columns)
+    of_columns = rows(py.mT, within)
+    grad_px = _outer_columns(of_columns, moments)
+    of_x, of_square = columns(px.mT, of_columns).unbind(3)
+    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    in_heads = torch.add(of_x, of_u, out=to_heads(grad_x, grid, heads))
+    in_heads.addcmul_(of_square, moments[:, :, :, 0], value=2)
 
     # Through LayerNorm's statistics.
-    grad_mean = _to_tokens((gu_token * lm).sum(0)) / -c
-    grad_var = _to_tokens((gs_token * lv).sum(0)) * (2 / (c - layout.unbiased))
-    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-    to_heads(grad_x, grid, heads).copy_(gu)
-    grad_x.addcmul_(x, grad_var).add_(grad_mean - grad_var * mean[..., None])
-    return grad_x, grad_px, grad_py, grad_mix_mean, grad_mix_var, grad_weight, grad.sum((0, 1))
+    scale = 2 / (c - layout.unbiased)
+    mean, on_grid = torch.unflatten(tokens[0], 1, grid)[..., None], torch.unflatten(grad_x, 1, grid)
+    grad_mean = torch.addcmul(grad_mean, mean, grad_var, value=-scale * c)
+    on_grid.addcmul_(torch.unflatten(x, 1, grid), grad_var, value=-scale).sub_(grad_mean, alpha=1 / c)
+    return grad_x, grad_px, grad_py, grad_mix, grad_weight, grad.sum((0, 1))
 
 
-def _heads_copy(x: Tensor, grid: Grid, heads: int) -> Tensor:
-    """(B, T, C) -> (H, columns, rows, B, D), contiguous and always a copy."""
-    return to_heads(x, grid, heads).clone(memory_format=torch.contiguous_format)
+def _around(
+    x: Tensor, center: Tensor, px: Tensor, py: Tensor, layout: MixingLayout
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of x (B, T, C), less its mean over tokens: its first and second power, (H, columns, rows, 2, B, D) as all; both
+    mixed over columns; the first mixed over rows too, P x; and mean and variance by P, of x itself."""
+    shift = to_heads(center, (1, 1), layout.heads)
+    values = to_heads(x, layout.grid, layout.heads)
+    moments = x.new_empty(*values.shape[:3], 2, *values.shape[3:])
+    xc = torch.sub(values, shift, out=moments[:, :, :, 0])
+    torch.mul(xc, xc, out=moments[:, :, :, 1])
+    over_columns = columns(px, moments)
+    m, q = rows(py, over_columns).unbind(3)
+    around = torch.empty_like(moments)
+    torch.add(m, shift, out=around[:, :, :, 0])
+    torch.addcmul(q, m, m, value=-1, out=around[:, :, :, 1]).clamp_min_(0)
+    return moments, over_columns, m, around
 
 
-def _centered(x: Tensor, center: Tensor, layout: MixingLayout) -> Tensor:
-    """(B, T, C) minus (B, 1, C) -> (H, columns, rows, B, D)"""
-    return _heads_copy(x, layout.grid, layout.heads).sub_(to_heads(center, (1, 1), layout.heads))
+def _normalized(x: Tensor, mixed: Tensor, layout: MixingLayout) -> tuple[Tensor, Tensor]:
+    """x normalized by ``mixed`` mean and variance, which it overwrites, and the reciprocal deviation."""
+    mu, var = mixed.unbind(3)
+    r = var.add_(layout.eps).rsqrt_()
+    return torch.sub(to_heads(x, layout.grid, layout.heads), mu, out=mu).mul_(r), r
 
 
-def _deviation(
-    xc: Tensor, m: Tensor, center: Tensor, mean: Tensor, mix_mean: Tensor, layout: MixingLayout, out: Tensor
-) -> Tensor:
-    """x - mu, from the centered tokens and their mean m = P xc."""
-    lm = mix_mean.view(-1, 1, 1, 1, 1)
-    torch.addcmul(xc, m, lm - 1, out=out)
-    return out.add_(lm * to_heads(center, (1, 1), layout.heads)).sub_(lm * per_token(mean, layout.grid))
+def _both(tokens: Tensor, grid: Grid) -> Tensor:
+    """(2, B, T) -> a view (1, columns, rows, 2, B, 1)."""
+    return torch.unflatten(tokens, 2, grid).permute(3, 2, 0, 1)[None, ..., None]
 
 
-def _reciprocal_deviation(v: Tensor, var: Tensor, mix_var: Tensor, layout: MixingLayout, out: Tensor) -> Tensor:
-    """1 / sqrt(mix_var var + (1 - mix_var) v + eps)"""
-    lv = mix_var.view(-1, 1, 1, 1, 1)
-    torch.addcmul(lv * per_token(var, layout.grid) + layout.eps, v, 1 - lv, out=out)
-    return out.rsqrt_()
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Sum of products for each head, (H,)"""
-    if a.shape != b.shape:
-        return (a * b).sum((1, 2, 3, 4))
-    return torch.linalg.vecdot(a.flatten(1), b.flatten(1))
+def _of_heads(mix: Tensor) -> Tensor:
+    """(2, H) -> a view (H, 1, 1, 2, 1, 1)."""
+    return mix.T[:, None, None, :, None, None]
 
 
 def _outer_columns(a: Tensor, b: Tensor) -> Tensor:
-    """(H, c, rows, B, D) times (H, c', rows, B, D) over rows, B and D -> (H, c, c')"""
+    """(H, c, ...) times (H, c', ...) over all but the first two -> (H, c, c')"""
     return a.flatten(2) @ b.flatten(2).mT
 
 
 def _outer_rows(a: Tensor, b: Tensor) -> Tensor:
-    """(H, columns, r, B, D) times (H, columns, r', B, D) over columns, B and D -> (H, r, r').
-
-    addbmm adds over its batch; a product of (H, columns) matrices that is summed later would need T rows numbers.
-    """
-    zero = a.new_zeros(a.shape[2], a.shape[2])
-    return torch.stack([torch.addbmm(zero, p.flatten(2), q.flatten(2).mT) for p, q in zip(a, b, strict=True)])
-
-
-def _to_tokens(x: Tensor) -> Tensor:
-    """(columns, rows, B, 1) -> (B, T, 1)"""
-    return x.permute(2, 1, 0, 3).flatten(1, 2)
+    """(H, columns, r, ...) times (H, columns, r', ...) over all but heads and rows -> (H, r, r')"""
+    a, b = a.flatten(3), b.flatten(3)
+    if 4 * a.shape[2] <= a.shape[3]:
+        return (a @ b.mT).sum(1)
+    zero = a.new_zeros(a.shape[2], a.shape[2])  # a product for each column would be larger than x
+    return torch.stack([torch.addbmm(zero, p, q.mT) for p, q in zip(a, b, strict=True)])

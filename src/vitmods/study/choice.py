@@ -11,10 +11,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitmods.adapters.files import cached_checkpoints
 from vitmods.bench import seconds_per_call
 from vitmods.recipes import Recipe
+from vitmods.recipes.recipe import Precision
 from vitmods.recipes.schedule import WARMUPS, overridden
 from vitmods.study.arms import BASE
 from vitmods.study.budget import Budget
@@ -41,6 +46,7 @@ from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, already_reported, base_config, task_of
 from vitmods.tasks.base import TASKS
 from vitmods.train.device import resolve as device_of
+from vitmods.train.device import tf32_products
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.text import about, duration, first_of, listing, plural
@@ -80,6 +86,7 @@ def choose(
         settings = rungs[-1].settings
         dataset = TrialRunner(folder, settings.measure, options).dataset(settings.cell(BASE))
         rungs = [rung._replace(images=len(dataset.splits["train"])) for rung in rungs]
+    rungs, precision = with_fast_precision(rungs, options, budget)
     stopwatch = Stopwatch(TrialRunner(folder, rungs[0].settings.measure, options), device_of(options.device), budget)
     stopwatch.processes = options.processes
     for rung in rungs:
@@ -105,7 +112,8 @@ def choose(
                     study = replace(study, settings=planned.settings)
                     reason = f"as it fits {duration(planned.budget_s or 0)}" if fits else ""
                     choice = describe_choice(planned, reason, rung.recipe_note, command is not None)
-                    say(options, " ".join([*weights_here(rung), choice, *faster_options(study, budget)]))
+                    lines = [*weights_here(rung), choice, precision, *faster_options(study, budget)]
+                    say(options, " ".join(filter(None, lines)))
                     return study, planned
             length = shorter
             steps = steps_of(with_length(settings, length, rung.images).recipe, rung.images) if length else 0
@@ -251,39 +259,110 @@ def too_short(planned: Estimate) -> str:
 
 
 def faster_options(study: PreparedStudy, budget: Budget) -> Iterator[str]:
-    """Yield options with which a step of base takes less time on a CPU, as far as they were not given: bfloat16, and
-    compiling where the budget is long enough to pay for it."""
+    """Yield options with which a step takes less time, as far as they were not given: on a CPU bfloat16 for base; TF32
+    on a GPU; and compiling where the budget is long enough to pay for it."""
     settings, options, device = study.settings, study.options, device_of(study.options.device)
-    if device.type != "cpu" or settings.sweep or settings.recipe.precision != "32-true" or not budget.may_time:
+    if settings.sweep or settings.recipe.precision != "32-true" or not budget.may_time:
         return
-    usual_s, part = 0.0, 0  # not timed yet
-
-    def timed(changed: Settings, compiled: bool = False) -> tuple[float, int]:
-        with budget.timing():
-            return time_step(study, changed, part, **({"compiled": True} if compiled else {}))
-
-    if "precision" in settings.open:
-        usual_s, part = timed(settings)
-        ratio = timed(settings.with_recipe(precision="bf16-mixed"))[0] / usual_s
-        if ratio < WORTHWHILE:
-            yield f"--precision bf16-mixed takes {ratio:.2f} of the time of a step."
-            return
+    ways: list[Way] = []
+    if device.type == "cuda" and not options.tf32 and torch.cuda.get_device_capability(device) >= (8, 0):
+        ways.append(Way("--tf32", tf32=True))
+    if device.type == "cpu" and "precision" in settings.open:
+        ways.append(Way("--precision bf16-mixed", "bf16-mixed"))
     if not (options.compile or options.recompute) and budget.seconds and budget.seconds >= COMPILED_FROM_S:
-        if not part:
-            usual_s, part = timed(settings)
-        ratio = timed(settings, compiled=True)[0] / usual_s
+        ways.append(Way("--compile", compiled=True))
+    if device.type not in ("cpu", "cuda"):
+        return
+    for way, ratio in ratios(settings, options, study.dataset.num_classes, budget, ways):
         if ratio < WORTHWHILE:
-            yield f"--compile takes {ratio:.2f} of the time of a step, after about a minute for each arm."
+            after = ", after about a minute for each arm" if way.compiled else ""
+            yield f"{way.option} takes {ratio:.2f} of the time of a step{after}."
+            return
 
 
-def time_step(study: PreparedStudy, settings: Settings, part: int = 0, compiled: bool = False) -> tuple[float, int]:
-    """Time a training step of base with one thread: CPU seconds for one image, of how many at once. Steps of as many
-    images are compared."""
-    device = device_of(study.options.device)
-    cell, model = next(build_arms(settings, AS_IS, study.dataset.num_classes))
-    images, recipe = base_config(cell, study.dataset.num_classes), cell.recipe
-    with as_a_worker(device, 1, 1), already_reported():
-        steps = Steps(model, task_of(cell), recipe, device, images, compiled)
+def with_fast_precision(rungs: Sequence[Rung], options: StudyOptions, budget: Budget) -> tuple[Sequence[Rung], str]:
+    """Rungs in half precision where a step on this GPU takes less time then, and a sentence that says so. Precisions
+    that were given, by a named recipe too, stay."""
+    settings, device = rungs[0].settings, device_of(options.device)
+    is_open = "precision" in settings.open and settings.recipe.precision == "32-true"
+    if device.type != "cuda" or settings.sweep or not is_open or not budget.may_time:
+        return rungs, ""
+    is_new = torch.cuda.get_device_capability(device) >= (8, 0)
+    half: Precision = "bf16-mixed" if is_new else "fp16-mixed"
+    ways = [Way(f"--precision {half}", half), *([Way("--tf32", tf32=True)] if is_new and not options.tf32 else [])]
+    timed = list(ratios(settings, options, USUAL_CLASSES, budget, ways))
+    text = f"A step takes, of its time in float32, {listing([f'{r:.2f} with {way.option}' for way, r in timed])}."
+    fastest, ratio = min(timed, key=lambda pair: pair[1])
+    if ratio >= WORTHWHILE or not fastest.precision:
+        return rungs, text
+    rungs = [rung._replace(settings=rung.settings.with_recipe(precision=half)) for rung in rungs]
+    return rungs, f"{text} Taken: {half}; --precision 32-true trains in float32."
+
+
+class Way(NamedTuple):
+    """An option with which a step may take less time."""
+
+    option: str
+    precision: Precision | None = None
+    tf32: bool = False
+    compiled: bool = False
+
+
+AS_NOW = Way("")
+
+
+def ratios(
+    settings: Settings, options: StudyOptions, num_classes: int, budget: Budget, ways: Sequence[Way]
+) -> Iterator[tuple[Way, float]]:
+    """Time steps with each way: their time of that without. On a GPU of base or of the arm with the most operations,
+    where it helps less."""
+    usual: dict[str, tuple[float, int]] = {}
+    for way in ways:
+        changed = settings.with_recipe(precision=way.precision) if way.precision else settings
+        if not usual:
+            on_gpu = device_of(options.device).type == "cuda"
+            arms = dict.fromkeys([BASE, busiest_arm(settings, num_classes) if on_gpu else BASE])
+            with budget.timing():
+                usual = {arm: time_step(settings, options, num_classes, arm) for arm in arms}
+        with budget.timing():
+            now = {arm: time_step(changed, options, num_classes, arm, part, way) for arm, (_, part) in usual.items()}
+        yield way, max(now[arm][0] / seconds for arm, (seconds, _) in usual.items())
+
+
+def busiest_arm(settings: Settings, num_classes: int) -> str:
+    """Return the arm whose model makes the most operations: how long a GPU takes for a small one depends on those."""
+    counts: dict[str, int] = {}
+    for cell, model in build_arms(settings, AS_IS, num_classes):
+        steps = Steps(model, task_of(cell), cell.recipe, torch.device("cpu"), base_config(cell, num_classes))
+        infer = steps.infer(1)
+        with already_reported(), _Operations() as operations:
+            infer()
+        counts[cell.arm.name] = operations.count
+    return max(counts, key=lambda arm: counts[arm])
+
+
+class _Operations(TorchDispatchMode):
+    """Counts operations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def time_step(
+    settings: Settings, options: StudyOptions, num_classes: int, arm: str, part: int = 0, way: Way = AS_NOW
+) -> tuple[float, int]:
+    """Time a training step of an arm with one thread: seconds for one image (on a CPU those of its own clock), of how
+    many at once. Steps of as many images are compared."""
+    device = device_of(options.device)
+    cell, model = next(built for built in build_arms(settings, AS_IS, num_classes) if built[0].arm.name == arm)
+    images, recipe = base_config(cell, num_classes), cell.recipe
+    with as_a_worker(device, 1, 1), already_reported(), tf32_products(options.tf32 or way.tf32):
+        steps = Steps(model, task_of(cell), recipe, device, images, way.compiled)
         part = part or steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
         step = steps.train(part)
         step()  # kernels are chosen or compiled

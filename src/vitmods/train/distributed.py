@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -112,6 +113,36 @@ class Processes:
 
 
 ALONE = Processes()
+AGREE_S, AGREE_CALLS = (
+    0.5,
+    10,
+)  # processes look for each other's signals about so often, and at least in every ...th call
+
+
+class Agreement:
+    """What all processes do after the same step: stop by a signal to one of them, and save by the first one's clock.
+
+    To agree they wait for each other, so they do it about twice a second, by the first one's clock, and not after every
+    step. All of them call it equally often.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes, self._calls, self._after, self._last = processes, 0, 1, time.perf_counter()
+
+    def __call__(self, signum: int | None, due: bool = False) -> tuple[int | None, bool]:
+        """Return the signal that came to any process, and whether a checkpoint is due in the first one; None and False
+        where it is not yet time to agree."""
+        if self._processes.size == 1:
+            return signum, due
+        self._calls += 1
+        if self._calls < self._after:
+            return None, False
+        per_call = (time.perf_counter() - self._last) / self._calls
+        calls = min(AGREE_CALLS, max(1, int(AGREE_S / max(per_call, 1e-9))))
+        first = self._processes.first
+        anyone, is_due, self._after = self._processes.agree(signum or 0, due and first, calls if first else 0)
+        self._calls, self._last = 0, time.perf_counter()
+        return anyone or None, bool(is_due)
 
 
 def launched() -> bool:

@@ -30,8 +30,13 @@ class StopRequest:
 
     def check(self) -> None:
         """Raise Interrupted if a signal has come."""
-        if self.signum is not None:
-            raise Interrupted(f"Stopped by {signal.Signals(self.signum).name}", self.signum)
+        stop_by(self.signum)
+
+
+def stop_by(signum: int | None) -> None:
+    """Raise Interrupted for a signal."""
+    if signum is not None:
+        raise Interrupted(f"Stopped by {signal.Signals(signum).name}", signum)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from vitmods.train import checkpoint
 from vitmods.train.device import DataWait, check_tf32, place, remove_unfinished_graphs, tf32_products
 from vitmods.train.distributed import (
     ALONE,
+    Agreement,
     DistributedLoss,
     GatheredModel,
     Processes,
@@ -33,7 +34,7 @@ from vitmods.train.distributed import (
     shard,
     whole_state,
 )
-from vitmods.train.interrupt import Interrupted, StopRequest
+from vitmods.train.interrupt import Interrupted, StopRequest, stop_by
 from vitmods.train.loggers import (
     LAMBDA,
     Diverged,
@@ -120,7 +121,7 @@ class TrialRun:
         evaluated = len(ds.splits[ds.val_split]) if ds.val_split in ds.splits else 0
         self.eval_every = self.length.evaluate_every(options.eval_every_epochs, evaluated)
 
-        self.processes = processes
+        self.processes, self._agreement = processes, Agreement(processes)
         several = self.processes.size > 1
         self.placement = place(options.device, recipe.precision, self.processes.local_rank if several else None)
         if options.tf32:
@@ -254,30 +255,27 @@ class TrialRun:
             if self._blended.norms:
                 self._blended.set(self.step / max(1, round(self.recipe.norm_blend * self.length.steps)))
             # Between two steps, in this order: a checkpoint contains the number of its last evaluation.
-            is_due = self.step % self.eval_every == 0 or self.step == self.length.steps
-            if self._has_evaluation and is_due and self.step > self.evaluated_at:
+            at_evaluation = self.step % self.eval_every == 0 or self.step == self.length.steps
+            if self._has_evaluation and at_evaluation and self.step > self.evaluated_at:
                 metrics = self._metrics(self.ds.val_split, request)
                 self._write("val", metrics)
                 lambdas = lambdas_of(self.evaluated_model) if "lambdas" in self.options.record else {}
                 if lambdas:
                     self._write("record", {LAMBDA: lambdas})
                 self.evaluated_at, self.last_evaluation = self.step, metrics
-            if self._agreed(request, self._checkpoint_is_due()):
+            every = self.options.checkpoint_every_steps
+            due_by_steps = every is not None and self.step > 0 and self.step % every == 0
+            signum, is_due = self._agreement(request.signum, self._due_by_clock())
+            if is_due or due_by_steps:
                 self.save()
             if self.step == self.length.steps:
                 return
-            request.check()
+            stop_by(signum)
             self._train_step(self._data_wait.next(batches))
             self._data_wait.step_is_queued()
             if len(self._window) and (self.step % self.log_every == 0 or self.step == self.length.steps):
                 bar.show(self._log())
             bar.advance(self.step)
-
-    def _agreed(self, request: StopRequest, due: bool = False) -> bool:
-        """Whether a checkpoint is due by the first process's clock; a signal to one process is one to all."""
-        signum, due_in_first = self.processes.agree(request.signum or 0, due and self.processes.first)
-        request.signum = signum or None
-        return bool(due_in_first)
 
     def _batches(self) -> Iterator[Batch]:
         epoch, start = divmod(self.step, self.length.steps_per_epoch)
@@ -379,8 +377,7 @@ class TrialRun:
 
         def batches() -> Iterator[Batch]:
             for batch in prefetch(self.ds.eval_batches(split, self.recipe.part_size), self.placement.device):
-                self._agreed(request)
-                request.check()
+                stop_by(self._agreement(request.signum)[0])
                 index.append(batch.index)
                 yield batch.to(self.placement.device)
 
@@ -410,10 +407,8 @@ class TrialRun:
         period = self.task.protocol_epochs * self.length.steps_per_epoch
         return self.step == self.length.steps or self.step % period < self.eval_every <= self.step
 
-    def _checkpoint_is_due(self) -> bool:
-        steps, minutes = self.options.checkpoint_every_steps, self.options.checkpoint_minutes
-        if steps is not None and self.step > 0 and self.step % steps == 0:
-            return True
+    def _due_by_clock(self) -> bool:
+        minutes = self.options.checkpoint_minutes
         if minutes is None:
             return False
         least = self._save_s * (1 / SAVE_FRACTION - 1)  # a slow disk: training comes first

@@ -246,8 +246,9 @@ class Ema:
         self.updates += 1
         weight = (1 - self.decay) / (1 - self.decay**self.updates)
         torch._foreach_lerp_(self._means, self._sources, weight)
-        for mean, source in self._copied:
-            mean.copy_(source)
+        if self._copied:
+            means, sources = zip(*self._copied, strict=True)
+            torch._foreach_copy_(list(means), list(sources))
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self.updates, "model": self.model.state_dict()}

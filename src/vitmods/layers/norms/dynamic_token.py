@@ -122,9 +122,10 @@ class DynamicTokenNorm(nn.Module):
             grid, prefix, padding = self._grid_of(x), self.prefix_tokens, padding_of(self, x)
             if not prefix:
                 return self._normalize(x, grid, padding)
-            first = F.layer_norm(upcast(x[:, :prefix]), (x.shape[-1],), *self._affine(x), self.eps).to(x.dtype)
+            first, patches = x.split([prefix, x.shape[1] - prefix], dim=1)
+            first = F.layer_norm(upcast(first), (x.shape[-1],), *self._affine(x), self.eps).to(x.dtype)
             padding = None if padding is None else padding[:, prefix:]
-            return torch.cat([first, self._normalize(x[:, prefix:], grid, padding)], dim=1)
+            return torch.cat([first, self._normalize(patches, grid, padding)], dim=1)
 
     def kernels(self, grid: Grid, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """P as its factors over columns and rows, (H, columns, columns) and (H, rows, rows), in float32.
@@ -154,6 +155,13 @@ class DynamicTokenNorm(nn.Module):
     def lambdas(self) -> tuple[Tensor | float, Tensor | float]:
         """Weights of LayerNorm's mean and variance: for each head (H,) in float32 where they are learned."""
         return self._lambda(self.omega_mean, "variance"), self._lambda(self.omega_var, "mean")
+
+    def _mix(self, like: Tensor) -> Tensor:
+        """Both, (2, H) in float32, or as `like` where they are fixed."""
+        if self.omega_mean is not None and self.omega_var is not None:
+            return torch.sigmoid(upcast(torch.stack([self.omega_mean, self.omega_var])))
+        both = (t if isinstance(t, Tensor) else like.new_full((self.num_heads,), t) for t in self.lambdas())
+        return torch.stack(list(both))
 
     def _lambda(self, omega: Tensor | None, other: Literal["mean", "variance"]) -> Tensor | float:
         if omega is not None:
@@ -189,7 +197,8 @@ class DynamicTokenNorm(nn.Module):
             wide = (heads * (heads.square().mean(-1, keepdim=True) + self.eps).rsqrt()).flatten(-2)
         weight, bias = self._affine(x)
         layout = MixingLayout(grid, self.num_heads, self.eps, unbiased=released)
-        lm, lv = (t if isinstance(t, Tensor) else wide.new_full((self.num_heads,), t) for t in self.lambdas())
+        mix = self._mix(wide)
+        lm, lv = mix
         if m.band is not None or max(m.pools) > 1:
             return (self._averaged(wide, lm, lv, layout) * weight + bias).to(x.dtype)
         # A whole kernel of a long sequence takes more time than the window that is seen of it.
@@ -197,7 +206,7 @@ class DynamicTokenNorm(nn.Module):
         if self.a is not None and (padding is not None or is_long):
             a = upcast(self.a)
             return sequence_norm(wide, a, lm, lv, weight, bias, layout, padding).to(x.dtype)
-        return separable_norm(wide, *self.kernels(grid, wide), lm, lv, weight, bias, layout).to(x.dtype)
+        return separable_norm(wide, *self.kernels(grid, wide), mix, weight, bias, layout).to(x.dtype)
 
     def _heads(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, H, D)"""

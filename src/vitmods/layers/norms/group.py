@@ -2,8 +2,11 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitmods.layers.norms.contract import AffineNorm, Device, Dtype, dtn_table, norm_kind, unbiased
+from vitmods.ops.context import upcast
+from vitmods.ops.padding import padding_of
 
 
 @norm_kind(
@@ -41,6 +44,13 @@ class GroupNorm(AffineNorm):
     ) -> None:
         super().__init__(dim, eps, affine, device, dtype)
         self.group(num_heads if groups is None else groups)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        if padding_of(self, x) is not None:
+            return super().normalize(x)
+        weight, bias = (None if p is None else upcast(p) for p in (self.weight, self.bias))
+        channels_first = upcast(x).mT[..., None]  # as an image whose channels are last in memory
+        return F.group_norm(channels_first, self.groups, weight, bias, self.eps)[..., 0].mT.to(x.dtype)
 
     def statistics(self, mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor]:
         means, variances = (torch.unflatten(m, -1, (self.groups, -1)) for m in (mean, var))

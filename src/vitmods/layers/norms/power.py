@@ -24,15 +24,26 @@ DECAY = 0.9  # weight of the past in both running means
 
 class _PowerNorm(torch.autograd.Function):
     """``z = x / sqrt(phi + eps)``, ``y = gamma z + beta`` over rows (B N, C). Backward follows the rule of the paper:
-    ``a = g - (1 - 0.9) nu z`` with ``g = dy gamma``, ``nu += mean(a z)``, ``dx = a / sqrt(phi_batch + eps)``."""
+    ``a = g - (1 - 0.9) nu z`` with ``g = dy gamma``, ``nu += mean(a z)``, ``dx = a / sqrt(phi_batch + eps)``.
+
+    ``statistics`` (3 or 4, C): 0, phi, phi_batch, which is of the rows that count, and last the mean of x^2 over all
+    rows, for the mean of z^2. BatchNorm's kernels for fixed statistics, 0 and phi, make ``y``, and in backward a
+    product and both sums, in one pass each."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, phi: Tensor, batch: Tensor, nu: Tensor, eps: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        statistics: Tensor,
+        nu: Tensor,
+        eps: float,
     ) -> Tensor:
         ctx.eps, ctx.nu = eps, nu  # nu moves with every backward, also between this forward and its own
-        ctx.save_for_backward(x, weight, phi, batch)
-        return torch.addcmul(bias, x, weight * (phi + eps).rsqrt())
+        ctx.save_for_backward(x, weight, statistics)
+        y, _, _ = torch.native_batch_norm(x, weight, bias, statistics[0], statistics[1], False, 0.0, eps)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -41,19 +52,21 @@ class _PowerNorm(torch.autograd.Function):
                 "PowerNorm's gradient in training is its paper's rule and cannot be differentiated again: leave "
                 "create_graph out, or use another norm."
             )
-        x, weight, phi, (batch, mean) = ctx.saved_tensors
-        inverse, batch_inverse = (phi + ctx.eps).rsqrt(), (batch + ctx.eps).rsqrt()
-        coefficient = (1 - DECAY) * ctx.nu.to(phi.dtype) * inverse
-        # BatchNorm's kernel for fixed statistics, 0 and 1, makes product and both sums in one pass.
-        zero = torch.zeros_like(weight)
-        grad_x, sums, grad_bias = torch.ops.aten.native_batch_norm_backward(
-            grad.contiguous(), x, weight * batch_inverse, zero, zero + 1, None, None, False, 0.0, [True, True, True]
+        x, weight, statistics = ctx.saved_tensors
+        zero, phi, mean = statistics[0], statistics[1], statistics[-1]
+        inverses = (statistics[1:3] + ctx.eps).rsqrt_()
+        inverse, batch_inverse = inverses
+        grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+            grad.contiguous(), x, weight * (batch_inverse / inverse), zero, phi, None, None, False, ctx.eps, [True] * 3
         )
-        grad_x.addcmul_(x, coefficient * batch_inverse, value=-1)
-        grad_weight = sums * inverse
-        along = sum_over_processes(weight * grad_weight / len(x)) / processes()
-        ctx.nu.add_((along - coefficient * mean * inverse).to(ctx.nu.dtype))
-        return grad_x, grad_weight, grad_bias, None, None, None, None
+        of_mean, of_x = ctx.nu.to(phi.dtype) * inverse * inverses
+        grad_x.addcmul_(x, of_x, value=DECAY - 1)
+        gain, along = weight.to(ctx.nu.dtype), grad_weight.to(ctx.nu.dtype)
+        if processes() > 1:
+            along = sum_over_processes(along) / processes()
+        ctx.nu.addcmul_(gain, along, value=1 / len(x))
+        ctx.nu.addcmul_(of_mean.to(ctx.nu.dtype), mean.to(ctx.nu.dtype), value=DECAY - 1)
+        return grad_x, grad_weight, grad_bias, None, None, None
 
 
 @norm_kind(
@@ -109,7 +122,7 @@ class PowerNorm(RunningNorm):
         self.run("running_phi", 1.0, device, dtype)
         self.run("ema_gz", 0.0, device, dtype)
         self.register_buffer("iters", torch.zeros((), dtype=torch.long, device=device))
-        self._before: tuple[Tensor, Tensor] | None = None  # phi and batch number of the last forward, to run it again
+        self._phi: Tensor | None = None  # of the last forward, to run it again
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         flat = self.tokens(x)
@@ -127,25 +140,28 @@ class PowerNorm(RunningNorm):
                 "PowerNorm's gradient in training is its paper's rule, which torch.func does not support: call eval()."
             )
         with torch.no_grad():
-            squares = rows.square()
-            over_all = over_kept = sum_over_processes(squares.mean(0)) / processes()
-            if padding is not None:
-                kept = (~padding).flatten().to(squares.dtype)
-                over_kept = sum_over_processes(kept @ squares) / sum_over_processes(kept.sum())
-            batch = torch.stack([over_kept, over_all])
-            phi = self._step(batch[0])
-        y: Tensor = _PowerNorm.apply(rows, weight, bias, phi, batch, self.ema_gz, self.eps)
+            squares, kept = rows.square(), None if padding is None else (~padding).flatten().to(rows.dtype)
+            statistics = rows.new_zeros(3 if kept is None else 4, self.dim)
+            _, phi, batch, *_ = statistics
+            mean = torch.mean(squares, 0, out=statistics[-1])
+            if processes() > 1:
+                mean.copy_(sum_over_processes(mean) / processes())
+            if kept is not None:
+                torch.div(sum_over_processes(kept @ squares), sum_over_processes(kept.sum()), out=batch)
+            self._step(batch, phi)
+        y: Tensor = _PowerNorm.apply(rows, weight, bias, statistics, self.ema_gz, self.eps)
         return y.to(x.dtype).view_as(x)
 
-    def _step(self, batch: Tensor) -> Tensor:
-        """The phi to divide by, after counting this batch."""
+    def _step(self, batch: Tensor, out: Tensor) -> None:
+        """Count this batch, and write the phi to divide by."""
+        if not self.gathers and self._phi is not None:
+            out.copy_(self._phi)
+            return
+        self.iters.add_(int(self.gathers))
+        torch.where(self.iters <= self.warmup, batch, self.running_phi.to(batch.dtype), out=out)
         if self.gathers:
-            self.iters.add_(1)
-            before = self._before = (self.running_phi.clone(), self.iters.clone())
-            phi = torch.where(self.iters < self.warmup, before[0] + (batch - before[0]) / self.iters, before[0])
-            self.running_phi.copy_(DECAY * phi + (1 - DECAY) * batch)
-        before = self._before or (self.running_phi, self.iters)
-        return torch.where(before[1] <= self.warmup, batch, before[0].to(batch.dtype))
+            self._phi, known = out, batch.to(self.running_phi.dtype)
+            self.running_phi.lerp_(known, (self.iters < self.warmup) / self.iters).lerp_(known, 1 - DECAY)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, warmup={self.warmup}"
