@@ -65,7 +65,7 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
     common: the options that --help shows; --help-all shows all but those of other tasks. Empty: --help shows all. A
         first word that is not an option is the folder of --data, for commands that have it.
     """
-    if arguments and not arguments[0].startswith("-") and "dataset" in kind.__dataclass_fields__:
+    if arguments and not arguments[0].startswith("-") and "dataset" in getattr(kind, "__dataclass_fields__", ()):
         if any(word.partition("=")[0] == "--data" for word in arguments):
             raise UserError(f"The images are given twice: '{arguments[0]}' and --data.")
         arguments = ["--data", *arguments]
