@@ -79,5 +79,6 @@ def test_all_tensors_of_a_batch_are_pinned(digits, monkeypatch):
     batch = next(images.train_batches(seed=0, epoch=0, batch_size=24))
     batch.pinned()
     later = batch.deferred
-    held = [batch.inputs, batch.targets, batch.index, later.noise, later.before, later.mean, later.std]
+    erased = [tensor for one in (later.erased, later.before_erased) if one for tensor in (one.inside, one.noise)]
+    held = [batch.inputs, batch.targets, batch.index, later.before, later.mean, later.std, *erased]
     assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in held}

@@ -165,8 +165,9 @@ def _check_vitmods(words: list[str]) -> None:
         assert words[0] in options_of("")
         return
     name, arguments = words[0], words[1:]
-    if name == "COMMAND":  # capitals stand for something
+    if "COMMAND" in words:  # capitals stand for something
         return
+    name, arguments = (words[1], words[2:]) if name == "help" else (name, arguments)
     assert name in COMMANDS
     arms, plugins = False, {Path(word).stem for word in arguments if word.endswith(".py")}  # named as what they add
     for word in arguments:

@@ -19,7 +19,7 @@ HERE = StudyOptions(device="cuda")
 
 def settings_of(sets, open=frozenset({"precision"}), **fields):
     study = Study(
-        "mu1/4", ["dtn", "dpn"], data=sets["class"], recipe=Recipe().with_(batch_size=8, **fields), img_size=16
+        "mu2/4", ["dtn", "dpn"], data=sets["class"], recipe=Recipe().with_(batch_size=8, **fields), img_size=16
     )
     return replace(study.settings, open=open)
 

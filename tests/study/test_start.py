@@ -325,9 +325,7 @@ def test_evaluated_images_that_the_weights_were_trained_on_are_counted(pretraine
 
 def test_an_arm_that_was_retrained_on_all_images_was_trained_on_test(pretrained, tmp_path):
     study = Path(shutil.copytree(pretrained, tmp_path / "study"))
-    Study("mu2/4", ["dpn", "post=placement(attn=post,mlp=post)"], seeds=2, **SHORT).retrain(
-        study, "base", options=RunOptions("cpu")
-    )
+    Study("mu2/4", ["dpn", "post=placement(attn=post,mlp=post)"], seeds=2, **SHORT).retrain(study, "base", device="cpu")
     after = Study(None, ["attention"], "digits", RECIPE, 1, start=study / "retrained" / "base", limit_train=64)
     with pytest.warns(UserWarning, match="538 images of val and test were training images"):
         after.dry_run(options=StudyOptions(**RUN))

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn import functional as F
 
 from vitmods.ops.context import differentiates_again, gradients_with_graph, transformed, without_autocast
 from vitmods.ops.native import dynamic_token, usable
@@ -25,35 +24,42 @@ NEGLIGIBLE = 1e-15  # beside kernels whose rows sum to 1, in float32 and in floa
 
 def axis_kernels(a: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """P's factors: a (H, 3) -> (H, columns, columns) and (H, rows, rows), whose rows sum to 1."""
-    rows, columns = grid
-    if rows == columns:
-        px, py = _axis_kernels(a, rows, (1, 2))
-        return px, py
-    return _axis_kernels(a, columns, (1,))[0], _axis_kernels(a, rows, (2,))[0]
+    if a.device.type == "cuda" and not (torch.compiler.is_compiling() or transformed() or isinstance(a, FakeTensor)):
+        if grid[0] == grid[1]:
+            px, py = _by_product(a, grid[0], (1, 2))
+            return px, py
+        return _by_product(a, grid[1], (1,))[0], _by_product(a, grid[0], (2,))[0]
+    (rows, columns), (quadratic, dx, dy) = grid, a[..., None, None].unbind(1)
+    return _axis_kernel(quadratic, dx, columns), _axis_kernel(quadratic, dy, rows)
 
 
-def _axis_kernels(a: Tensor, length: int, linear: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """For each column of a (H, 3) in ``linear`` a softmax over j of ``a[0] d^2 + a[linear] d``, d = j - i, (H, length,
-    length), all by one product.
+def _axis_kernel(quadratic: Tensor, linear: Tensor, length: int) -> Tensor:
+    """Softmax over j of ``quadratic d^2 + linear d``, d = j - i: (H, 1, 1) each -> (H, length, length).
 
-    What no sum would notice is 0: far from the peak entries are subnormal numbers, with which a processor, but for
-    GPUs, may take a hundred times as long.
+    What no sum would notice is 0: far from the peak entries are subnormal numbers, with which a processor may take a
+    hundred times as long.
     """
-    # A tracer records how they are made, and a fake tensor does not go with real ones.
-    is_real = not (torch.compiler.is_compiling() or transformed() or isinstance(a, FakeTensor))
-    offsets = (_offsets if is_real else _offsets.__wrapped__)(length, linear, a.device, a.dtype)
-    logits = _Product.apply(a, offsets) if is_real else torch.mm(a, offsets)
-    p = logits.view(len(a), len(linear), length, length).softmax(-1)
-    return (p if a.device.type == "cuda" else F.threshold(p, NEGLIGIBLE, 0.0)).unbind(1)
+    place = torch.arange(length, device=linear.device, dtype=linear.dtype)
+    d = place - place[:, None]
+    p = torch.addcmul(linear * d, quadratic, d * d).softmax(-1)
+    return torch.where(p < NEGLIGIBLE, 0, p)
+
+
+def _by_product(a: Tensor, length: int, linear: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """The same for each column of a (H, 3) in ``linear``, all by one product: a GPU, which does not mind subnormal
+    numbers, waits for each operation on kernels as small as these."""
+    logits: Tensor = _Product.apply(a, _offsets(length, linear, a.device, a.dtype))
+    return logits.view(len(a), len(linear), length, length).softmax(-1).unbind(1)
 
 
 class _Product(torch.autograd.Function):
-    """A product with a constant, whose derivative autocast leaves alone too."""
+    """A product with a constant that autocast leaves alone, and its derivative too."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, constant: Tensor) -> Tensor:
         ctx.save_for_backward(constant)
-        return torch.mm(a, constant)
+        with without_autocast(a):
+            return torch.mm(a, constant)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

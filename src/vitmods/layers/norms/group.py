@@ -49,8 +49,8 @@ class GroupNorm(AffineNorm):
         if padding_of(self, x) is not None:
             return super().normalize(x)
         weight, bias = (None if p is None else upcast(p) for p in (self.weight, self.bias))
-        channels_first = upcast(x).mT[..., None]  # as an image whose channels are last in memory
-        return F.group_norm(channels_first, self.groups, weight, bias, self.eps)[..., 0].mT.to(x.dtype)
+        channels_first = upcast(x).transpose(-1, -2)[..., None]  # as an image whose channels are last in memory
+        return F.group_norm(channels_first, self.groups, weight, bias, self.eps)[..., 0].transpose(-1, -2).to(x.dtype)
 
     def statistics(self, mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor]:
         means, variances = (torch.unflatten(m, -1, (self.groups, -1)) for m in (mean, var))
