@@ -196,8 +196,7 @@ def test_transforms_and_dispatch_modes_see_single_operations(calls):
     close([torch.func.vmap(norm)(x[None])], [norm(x)[None]])
     with FlopCounterMode(display=False) as counter:
         norm(x)
-    kernels = 2 * 3 * norm.num_heads * (3**2 + 5**2)  # the products that make them
-    assert counter.get_total_flops() == 2 * 2 * x.numel() * (3 + 5) + kernels
+    assert counter.get_total_flops() == 2 * 2 * x.numel() * (3 + 5)
     assert calls == [False]  # the plain call above
 
 
