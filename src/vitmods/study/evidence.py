@@ -14,7 +14,7 @@ from vitmods.stats.verdict import Effect, Verdict, verdict_of
 from vitmods.study.answer import Answer
 from vitmods.study.grid import show_value
 from vitmods.study.store import StudyFolder
-from vitmods.util.address import named
+from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
 from vitmods.util.text import Printed, listing, plural
 
@@ -165,9 +165,10 @@ def together(findings: Iterable[Finding], left_out: Iterable[str] = ()) -> Evide
 
 
 def _studies(folder: str | Path) -> list[Path]:
-    """The folder, if it is a study's, or the studies below it."""
-    if StudyFolder(folder).facts():
-        return [Path(folder)]
+    """The folder, if it is a study's or an address, or the studies below it."""
+    path = place(folder)
+    if address_of(path) or StudyFolder(path).facts():
+        return [path]
     found = sorted(path.parent for depth in ("*", "*/*") for path in Path(folder).glob(f"{depth}/study.json"))
     if not found:
         raise UserError(
