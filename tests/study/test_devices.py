@@ -104,6 +104,7 @@ def test_a_study_on_two_devices_resumes_what_one_began(alone, tmp_path, monkeypa
 
 def test_the_dry_run_derives_the_time_of_both_layouts(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)  # 8 would stay for later tests
     monkeypatch.setattr(Stopwatch, "_read", lambda *_: (0.04, 0.0))
     monkeypatch.setattr(Stopwatch, "pace", lambda *_: Pace(image_s=0.01, update_s=0.002, infer_s=0.0))
     planned = study(seeds=8).dry_run(tmp_path, devices_per_trial=2, device="cpu", progress=False)
