@@ -53,7 +53,7 @@ def check_same(out, alone):
         assert config["id"] == config_alone["id"] == identify(config)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # on a busy machine the trial may end before it is killed
 def test_two_processes_are_one_also_where_one_of_them_is_killed_and_one_resumes(alone, tmp_path) -> None:
     out, folder = tmp_path, StudyFolder(tmp_path)
     study().run(out, workers=1, budget=Budget(trials=0), **QUIET)  # no trial is begun
