@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import vitmods as vm
 from vitmods.stats.across import across_studies, other_sets
 from vitmods.stats.verdict import Verdict
 from vitmods.study import Answer
@@ -59,6 +60,11 @@ def test_what_does_not_count_is_named(runs, tmp_path, refused):
     assert found.left_out == ("half is not finished",)
     assert "Left out: half is not finished." in str(found)
     assert "no finished study with an interval" in refused(f"evidence {tmp_path / 'half'}")
+    alone = tmp_path / "alone"
+    vm.Study("mu1/4", None, "digits", recipe=vm.recipes.plain(epochs=1), seeds=1, limit_train=64).run(
+        alone, workers=1, progress=False, cost_seconds=0, device="cpu"
+    )
+    assert "with an interval: alone has base alone." in refused(f"evidence {alone}")
     (tmp_path / "empty").mkdir()
     assert "has no study, and neither" in refused(f"evidence {runs} {tmp_path / 'empty'}")
 

@@ -32,6 +32,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special
 
+from vitmods.stats.verdict import Verdict, verdict_of
+
 ALPHA = 0.05
 ENOUGH_SETS = 3  # for an interval from how effects differ between data sets
 
@@ -52,6 +54,10 @@ class OtherSets(NamedTuple):
     next_low: float
     next_high: float
     spread: float
+
+    def verdict(self, higher_is_better: bool, margin: float) -> Verdict:
+        """The verdict of the mean effect."""
+        return verdict_of(*((self.low, self.high) if higher_is_better else (-self.high, -self.low)), margin)
 
 
 def across_studies(sets: Sequence[Sequence[Interval]], arms: int = 1) -> Interval:

@@ -29,7 +29,7 @@ from vitmods.stats.fit import Array
 from vitmods.stats.gains import FAILURES, Gains, gains_of
 from vitmods.stats.read import Table, in_common
 from vitmods.stats.sequential import ALPHA
-from vitmods.stats.verdict import Effect, Verdict, verdict_of
+from vitmods.stats.verdict import Effect, Verdict
 from vitmods.util.errors import UserError
 from vitmods.util.text import grouped, listing
 
@@ -70,11 +70,10 @@ class OverSettings:
 
     def on_others(self, arm: str) -> Verdict:
         """The verdict on data sets like these; withheld where that on average is."""
-        effect, other = self.decision[arm], self.others[arm]
+        effect = self.decision[arm]
         if effect.verdict == Verdict.WITHHELD:
             return effect.verdict
-        ends = (other.low, other.high) if effect.higher_is_better else (-other.high, -other.low)
-        return verdict_of(*ends, effect.margin)
+        return self.others[arm].verdict(effect.higher_is_better, effect.margin)
 
     def of_others(self, arm: str) -> str:
         """What holds for data sets like these, and what a further one may show."""

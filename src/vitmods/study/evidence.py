@@ -10,9 +10,9 @@ from typing import Any
 
 from vitmods.stats.across import ENOUGH_SETS, OtherSets, across_studies, other_sets
 from vitmods.stats.tables import signed
-from vitmods.stats.verdict import Effect, Verdict, verdict_of
+from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import Answer
-from vitmods.study.grid import show_value
+from vitmods.study.arms import BASE, Arm
 from vitmods.study.store import StudyFolder
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
@@ -130,8 +130,11 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 def evidence(folders: Iterable[str | Path]) -> Evidence:
     """Read the studies in these folders, and in folders up to two levels below, and put them together by change.
 
-    Studies of one data set may share trials and count as one effect. From three data sets on, the mean holds for data
-    sets like these: whoever chose them. Raises UserError for a folder without a study, and where nothing can be read.
+    Studies of one data set may share trials, so they count as one effect. With three data sets or more, the mean has an
+    interval for data sets like these (`vitmods.stats.across`). Effects are arm minus base, in the unit of the metric.
+
+    Raises:
+        UserError: a folder without a study, a damaged one, or no finished study with an interval.
     """
     findings: list[Finding] = []
     names: dict[str, str] = {}
@@ -141,16 +144,18 @@ def evidence(folders: Iterable[str | Path]) -> Evidence:
         if not answer.complete:
             left_out.append(f"{path.name} is not finished")
             continue
+        if not answer.headline.effects:
+            left_out.append(f"{path.name} has base alone")
         data = _name_of(answer.data, names)
         texts = {name: text for name, (_, text) in answer.headline.shown_by.items()}
         for name, effect in answer.headline.effects.items():
             if math.isnan(effect.interval[0]) or effect.verdict == Verdict.WITHHELD or effect.provisional:
                 left_out.append(f"{name} in {path.name} has no verdict")
                 continue
-            change = texts.get(name) or _text(answer.settings["arms"][name])
+            change = texts.get(name) or Arm.from_identity(name, answer.settings["arms"][name]).text or BASE
             findings.append(_finding(path, change, data, answer, effect))
     if not findings:
-        raise UserError(f"These folders have no finished study with an interval. {'. '.join(left_out)}.")
+        raise UserError(f"These folders have no finished study with an interval: {'; '.join(left_out)}.")
     return together(findings, left_out)
 
 
@@ -188,12 +193,6 @@ def _name_of(data: Mapping[str, Any], names: dict[str, str]) -> str:
     return known
 
 
-def _text(arm: Mapping[str, Any]) -> str:
-    """An arm as study.json has it, for people; its changes may be of a plugin that is not loaded."""
-    fields = [f"{name}({show_value(value)})" for name, value in arm["recipe"].items()]
-    return "+".join(filter(None, (arm["changes"], *fields))) or "base"
-
-
 def _finding(path: Path, change: str, data: str, answer: Answer, effect: Effect) -> Finding:
     bases = answer.settings.get("sweep", {}).get("base") or [answer.settings["base"]]
     return Finding(
@@ -209,6 +208,5 @@ def _of_change(key: tuple[str, str, str], sets: Mapping[str, Sequence[Finding]],
     if len(sets) >= ENOUGH_SETS:
         other = other_sets([[(one.effect, one.low, one.high) for one in studies] for studies in sets.values()], family)
         every = [one for studies in sets.values() for one in studies]
-        ends = (other.low, other.high) if every[0].higher_is_better else (-other.high, -other.low)
-        verdict = verdict_of(*ends, min(one.margin for one in every))
+        verdict = other.verdict(every[0].higher_is_better, min(one.margin for one in every))
     return OfChange(*key, {name: tuple(studies) for name, studies in sets.items()}, other, verdict)

@@ -113,10 +113,8 @@ class Processes:
 
 
 ALONE = Processes()
-AGREE_S, AGREE_CALLS = (
-    0.5,
-    10,
-)  # processes look for each other's signals about so often, and at least in every ...th call
+AGREE_S = 0.5  # processes look for each other's signals about so often,
+AGREE_CALLS = 10  # and at least in every tenth call
 
 
 class Agreement:
