@@ -13,13 +13,14 @@ from vitmods.data import augment
 from vitmods.data.augment import (  # fmt: skip
     Mixing,
     crop_boxes,
+    crops,
     draw_mixing,
     erase_boxes,
     flip,
     inception_boxes,
     mix_targets,
     normalize,
-    pad_crop,
+    pad_black,
     resized_crops,
 )
 from vitmods.data.batch import DeferredTransforms, erasing
@@ -33,11 +34,12 @@ def images(batch=6, channels=3, height=9, width=7, seed=0):
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 4), st.integers(0, 4), st.integers(1, 12), st.integers(1, 12), st.data())
-def test_pad_crop_is_torchvisions(pad_h, pad_w, height, width, data):
+def test_crops_of_padded_images_are_torchvisions(pad_h, pad_w, height, width, data):
     batch = images(4, 3, height, width)
     top = np.array(data.draw(st.lists(st.integers(0, 2 * pad_h), min_size=4, max_size=4)))
     left = np.array(data.draw(st.lists(st.integers(0, 2 * pad_w), min_size=4, max_size=4)))
-    actual = pad_crop(batch, top, left, (pad_h, pad_w))
+    padded, which = pad_black(torch.from_numpy(batch), (pad_h, pad_w)), np.array([2, 0, 3, 1])
+    actual = crops(padded, which, top[which], left[which], (height, width))[np.argsort(which)]
     for i in range(4):
         padded = F.pad(torch.from_numpy(batch[i]), [pad_w, pad_h])
         assert torch.equal(actual[i], F.crop(padded, int(top[i]), int(left[i]), height, width))

@@ -522,6 +522,13 @@ def _replacements(gpus, capability, memory):
         "current_stream": lambda *_: SimpleNamespace(is_capturing=lambda: False),
     }.items():  # fmt: skip
         yield accelerator, name, value
+    run = threading.Thread.run
+
+    def inside(thread):
+        with _Calls(), _Operations():  # which are each thread's own
+            run(thread)
+
+    yield threading.Thread, "run", inside
     yield torch, "Event", Event
     yield torch.Tensor, "pin_memory", pinned
     yield cuda.amp.common, "amp_definitely_not_available", lambda: False

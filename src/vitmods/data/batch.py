@@ -168,8 +168,8 @@ class Batch:
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=True), stays="index")  # the host reads it
 
     def pinned(self) -> Self:
-        """The batch in memory from which a GPU copies while the host continues."""
-        return self._mapped(lambda tensor: tensor.contiguous().pin_memory())  # what is expanded cannot be pinned
+        """The batch in memory from which a GPU copies while the host continues; what is on the GPU stays there."""
+        return self._mapped(lambda x: x if x.is_cuda else x.contiguous().pin_memory())  # expanded ones cannot be pinned
 
     def _mapped(self, function: Callable[[Tensor], Tensor], stays: str = "") -> Self:
         values = {n: value if n == stays else _mapped(value, function) for n, value in vars(self).items()}
@@ -195,6 +195,14 @@ def for_device(dataset: Data, device: torch.device) -> Data:
     """A data set whose batches reach a CUDA device as uint8, if it can (`as_uint8`); elsewhere the set itself."""
     if device.type == "cuda" and hasattr(dataset, "as_uint8"):
         return dataset.as_uint8()
+    return dataset
+
+
+def kept_on(dataset: Data, device: torch.device) -> Data:
+    """A data set whose training images stay on a CUDA device, if it can (`kept_on`) and they take less than a tenth of
+    the memory that is free there; elsewhere the set itself."""
+    if device.type == "cuda" and hasattr(dataset, "kept_on"):
+        return dataset.kept_on(device, torch.cuda.mem_get_info(device)[0] // 10)
     return dataset
 
 

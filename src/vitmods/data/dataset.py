@@ -8,6 +8,7 @@ and images change places only with others nearby (a shuffle buffer).
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,13 +20,14 @@ from torch import Tensor
 from vitmods.data.augment import (
     Ints,
     crop_boxes,
+    crops,
     draw_mixing,
     erase_boxes,
     flip,
     inception_boxes,
     mix_targets,
     normalize,
-    pad_crop,
+    pad_black,
     per_channel,
     resized_crops,
 )
@@ -75,6 +77,7 @@ JointView = Callable[[Sequence[NDArray[np.uint8]], Any, tuple[int, int], Augment
 (B, C, H, W), those of other sizes padded on the right and below, and their targets."""
 
 
+_MOVED = 4096  # images that are moved to a device at once
 _BOXES = {"random_resized": crop_boxes, "inception": inception_boxes}
 
 
@@ -157,7 +160,8 @@ class ImageDataset(SplitDataset):
     those of the evaluated model, where they are some of a larger set's; None: they are the model's. target: the fact
     that batches have of each image, such as "class" or "labels". joint: augments images and targets together; None:
     only images, by `augment`. joint_view: prepares them for evaluation; None: only images, resized and cropped in the
-    center. buffer: the number of places that a streamed image of shards may move.
+    center. buffer: the number of places that a streamed image of shards may move. on_device: the training images
+    that crops are cut from, uint8 (n, C, H', W') on a GPU; None: they are read from the store.
     """
 
     name: str
@@ -176,10 +180,23 @@ class ImageDataset(SplitDataset):
     joint_view: JointView | None = None
     uint8: bool = False
     buffer: int = Streaming.buffer
+    on_device: Tensor | None = None
 
     def as_uint8(self) -> Self:
         """The same set, whose batches hold images as uint8 until `Batch.to` makes inputs of them on the device."""
         return replace(self, uint8=True)
+
+    def kept_on(self, device: torch.device, most_bytes: int) -> Self:
+        """The same set, whose training images are kept on a device, where batches are cropped and mirrored, to the same
+        bits. The set itself where they take more, or are changed in ways that are computed on a CPU alone: resized
+        crops, RandAugment, and those of tasks that change targets too."""
+        augment, n = self.augment, len(self.train)
+        size = n * self.in_chans * prod(side + 2 * pad for side, pad in zip(self.img_size, self._pad, strict=True))
+        by_cpu = augment.crop in _BOXES or augment.randaugment is not None or self.joint is not None
+        if by_cpu or size > most_bytes or isinstance(self.train.store, LazyStore):
+            return self
+        parts = [self._centre_views(self.train, np.arange(i, min(i + _MOVED, n))) for i in range(0, n, _MOVED)]
+        return replace(self, uint8=True, on_device=torch.cat([pad_black(p.to(device), self._pad) for p in parts]))
 
     def in_random_crops(self) -> Self:
         """The same set, whose training images are seen in random crops (8 to 100 % of the area) and mirror images, and
@@ -324,15 +341,22 @@ class ImageDataset(SplitDataset):
             draw = _BOXES[self.augment.crop]
             boxes = draw(seed, epoch, views, sizes, self.augment.crop_scale, self.augment.crop_ratio)
             return resized_crops(images, boxes, self.img_size, train.geometry.crop_method)
-        pixels = self._centre_views(train, index)
-        if self.augment.crop == "none":
-            return pixels
-        pad = (self.img_size[0] // 8, self.img_size[1] // 8)
+        if self.augment.crop == "none" and self.on_device is None:
+            return self._centre_views(train, index)
         top, left = (
-            (uniform(seed, stream, epoch, views) * (2 * p + 1)).astype(np.int64)
-            for stream, p in zip((Stream.CROP_TOP, Stream.CROP_LEFT), pad, strict=True)
+            (uniform(seed, stream, epoch, views) * (2 * pad + 1)).astype(np.int64)
+            for stream, pad in zip((Stream.CROP_TOP, Stream.CROP_LEFT), self._pad, strict=True)
         )
-        return pad_crop(pixels.numpy(), top, left, pad)
+        if self.on_device is not None:
+            return crops(self.on_device, index, top, left, self.img_size)
+        padded = pad_black(self._centre_views(train, index), self._pad)
+        return crops(padded, np.arange(len(index)), top, left, self.img_size)
+
+    @property
+    def _pad(self) -> tuple[int, int]:
+        """Black rows and columns on each side, out of which padded crops are cut."""
+        height, width = self.img_size
+        return (height // 8, width // 8) if self.augment.crop == "pad" else (0, 0)
 
     def _views(self, split: Split, index: Ints) -> tuple[Tensor, Any]:
         """The views of evaluation, uint8 (B, C, H, W), and the targets."""

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitmods.data.batch import Batch, for_device
+from vitmods.data.batch import Batch, for_device, kept_on
 from vitmods.data.threads import ahead
 from vitmods.finetune.blended import BlendedNorms
 from vitmods.recipes import Recipe
@@ -129,7 +129,7 @@ class TrialRun:
         self.ds = for_device(ds, self.placement.device)
         alone = self.processes.size == 1
         part = self.ds if alone else self.ds.for_process(self.processes.rank, self.processes.size)
-        self.train_ds = task.training_data(model, part)
+        self.train_ds = task.training_data(model, kept_on(part, self.placement.device))
         self.model = model.to(self.placement.device)
         if recipe.head_start == "probe" and "head_start" not in task.ignored_fields() and not checkpoint.exists(folder):
             outset = BlendedNorms(*([self.model] if recipe.norm_blend else []))  # the head reads what step 0 gives
