@@ -1,4 +1,4 @@
-"""Ten minutes on a GPU: its tests, and the table of goals, in one file to send back.
+"""Ten minutes on a GPU: its tests, the table of goals, and tables of steps, in one file to send back and a page.
 
     make gpu-check
     python benchmarks/gpu_check.py --out runs/gpu-check
@@ -11,7 +11,6 @@ numbers say nothing, and its file says so.
 import argparse
 import contextlib
 import json
-import platform
 import re
 import signal
 import statistics
@@ -27,6 +26,9 @@ from unittest import mock
 
 import numpy as np
 import torch
+from gpu_page import machine, page
+from gpu_steps import WAITS_INSIDE as INSIDE
+from gpu_steps import Model, reading, step_rows, together, waits
 from PIL import Image
 from stem import Listing
 from torch import nn
@@ -39,12 +41,13 @@ from vitmods.recipes import Recipe
 from vitmods.study.cost import Steps
 from vitmods.tasks import Classification
 from vitmods.train import RunOptions, TrialRun, train_trial
-from vitmods.train.device import tf32_products, usual_workers
+from vitmods.train.device import usual_workers
 from vitmods.train.interrupt import Interrupted
 from vitmods.train.optim import freeze
 
 ROOT = Path(__file__).parents[1]
-TEST_S = 360  # after which the tests are stopped
+TEST_S = 300  # after which the tests are stopped
+MINUTES = 10.0  # after which no further row of steps begins
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,15 @@ class Scale:
     steps: int
     budget_s: float
     study_steps: int
+    models: tuple[Model, ...]
+    """of the tables; the last one trains several at a time"""
+    row_s: float
+    at_a_time: tuple[int, ...]
 
 
-FULL = Scale("S/16", "S36/16", 224, 384, 64, 2048, (500, 375), 60, 12.0, 150)
-QUICK = Scale("mu2/4", "mu4/4", 16, 24, 4, 24, (24, 18), 12, 0.2, 4)
+FULL = Scale("S/16", "S36/16", 224, 384, 64, 2048, (500, 375), 60, 8.0, 150,
+             (Model("S/16", 224, 64), Model("mu6/8", 32, 64)), 2.0, (1, 2, 4))  # fmt: skip
+QUICK = Scale("mu2/4", "mu4/4", 16, 24, 4, 24, (24, 18), 12, 0.2, 4, (Model("mu1/4", 8, 4),), 0.1, (1, 2))
 
 
 @dataclass(frozen=True)
@@ -83,8 +91,9 @@ class Measured:
 class Check:
     """The measurements on one device."""
 
-    def __init__(self, device: torch.device, scale: Scale) -> None:
-        self.device, self.scale, self.judges = device, scale, scale is FULL
+    def __init__(self, device: torch.device, scale: Scale, until: float = float("inf")) -> None:
+        self.device, self.scale, self.judges, self.until = device, scale, scale is FULL, until
+        self.tables: dict[str, list[dict[str, Any]]] = {}
         self.recipe = Recipe().with_(batch_size=scale.batch, precision="bf16-mixed")
         self.found: list[Measured] = []
 
@@ -128,30 +137,36 @@ class Check:
         calls = [self.steps(config, train=train).train(count) for train in ("all", "attention")]
         self.most(f"attention alone over all, train at {self.scale.large} px", 0.85, *calls)
 
-    def ways(self) -> None:
-        """Of running, without a goal."""
-        plain = self.steps(self.config(), "32-true").train(self.scale.batch)
-        self.tell("bfloat16 over float32, train", plain, self.steps(self.config()).train(self.scale.batch))
-        if self.device.type != "cuda":
-            return
+    def eager_steps(self) -> None:
+        """Beside timm's, in each precision."""
+        self._steps("eager")
+        for row in self.tables["steps"]:
+            if row.get("library") == "vitmods":
+                name, over = f"{row['model']} {row['precision']}, a step over timm's", row["over_timm"]
+                self._add(name, *over.values(), "at most 1.02", over["ratio"] <= 1.02)
 
-        def fast() -> None:
-            with tf32_products(True):
-                plain()
+    def compiled_steps(self) -> None:
+        """As far as there is time."""
+        self._steps("compiled", "reduce-overhead")
 
-        self.tell("TF32 over float32, train", plain, fast)
+    def _steps(self, *modes: str) -> None:
+        table = self.tables.setdefault("steps", [])
+        for row in step_rows(self.scale.models, self.device, modes, self.scale.row_s, self.until):
+            table.append(row)
+            print(row, flush=True)
 
-    def compiled(self) -> None:
-        """Steps by torch.compile, without a goal; on a CPU they say nothing of a GPU."""
-        if self.device.type != "cuda":
-            return
-        compiled = self.steps(self.config())
-        compiled.model.compile()
-        self.tell(
-            "compiled over not, train",
-            self.steps(self.config()).train(self.scale.batch),
-            compiled.train(self.scale.batch),
-        )
+    def trials_together(self) -> None:
+        rows = together(self.scale.models[-1], self.device, self.scale.at_a_time, self.scale.budget_s / 2)
+        self.tables["together"] = rows
+        name = f"{rows[-1]['trials']} trials of {rows[-1]['model']} at a time, images/s over 1"
+        self._add(name, *3 * [rows[-1]["gain"]], "at least 2", rows[-1]["gain"] >= 2)
+
+    def waits(self) -> None:
+        """Of a trial of each task, apart from what it logs."""
+        self.tables["waits"] = rows = list(waits(self.device))
+        counts = [row["waits"] for row in rows if "waits" in row and row["task"] not in INSIDE]
+        most = float(max(counts, default=0))
+        self._add("waits in the steps of any task that is ours", most, most, most, "at most 0", most == 0)
 
     def data(self) -> None:
         """A trial on JPEG files, whose log says how long the model waited for images."""
@@ -165,6 +180,7 @@ class Check:
             config = self.config()
             model = vm.ViT(config.with_(num_classes=images.num_classes))
             how = RunOptions(self.device.type, progress=False, tensorboard=False)
+            self.tables["reading"] = reading(images, self.device, scale.batch, scale.budget_s / 4)
             train_trial(model, Classification.from_recipe(recipe), images, recipe, out=root / "trial", options=how)
             rows = [json.loads(line) for line in (root / "trial/metrics.jsonl").read_text().splitlines()]
         waits = [row["data_wait"] for row in rows if row["split"] == "train"][1:]
@@ -205,10 +221,6 @@ class Check:
         found = self._ratio(base, other)
         self._add(name, found.ratio, found.low, found.high, f"at most {limit}", found.ratio <= limit)
 
-    def tell(self, name: str, base: Callable[[], Any], other: Callable[[], Any]) -> None:
-        found = self._ratio(base, other)
-        self._add(name, found.ratio, found.low, found.high, "", True)
-
     def _ratio(self, base: Callable[[], Any], other: Callable[[], Any]) -> Ratio:
         calls = {"base": base, "other": other}
         for call in calls.values():
@@ -240,7 +252,8 @@ class Check:
 
 
 MEASUREMENTS = (
-    Check.study, Check.parallel, Check.norms, Check.stem, Check.attention_alone, Check.data, Check.ways, Check.compiled,
+    Check.study, Check.eager_steps, Check.trials_together, Check.waits, Check.data, Check.norms, Check.parallel,
+    Check.stem, Check.attention_alone, Check.compiled_steps,
 )  # fmt: skip
 
 
@@ -250,16 +263,16 @@ def line(one: Measured) -> str:
     return f"{one.name:<52} {one.value:8.3f} [{one.low:.3f}, {one.high:.3f}]  {one.goal:<14} {verdict}".rstrip()
 
 
-def check(device: torch.device, scale: Scale) -> list[Measured | dict[str, str]]:
-    """All measurements; one that fails says why, and the others go on."""
-    run, failed = Check(device, scale), []
+def check(device: torch.device, scale: Scale, until: float) -> tuple[list[Measured | dict[str, str]], dict[str, Any]]:
+    """All measurements, and their tables; one that fails says why, and the others go on."""
+    run, failed = Check(device, scale, until), []
     for measure in MEASUREMENTS:
         try:
             measure(run)
         except Exception as error:
             failed.append({"name": measure.__name__, "error": f"{type(error).__name__}: {error}"})
             print(f"{measure.__name__}: {failed[-1]['error']}", flush=True)
-    return [*run.found, *failed]
+    return [*run.found, *failed], run.tables
 
 
 def run_tests() -> dict[str, Any]:
@@ -273,7 +286,7 @@ def run_tests() -> dict[str, Any]:
     return {
         "passed": done.returncode == 0,
         "summary": lines[-1],
-        "output": "\n".join(lines[-60:]) if done.returncode else "",
+        "output": "\n".join(lines[-60:])[-20_000:] if done.returncode else "",
     }
 
 
@@ -305,15 +318,6 @@ def _write_images(folder: Path, count: int, side: tuple[int, int]) -> None:
         coarse.resize(side, Image.Resampling.BICUBIC).save(place / f"{i}.jpg", quality=90)
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """What it was measured on."""
-    found = {"device": device_name(device), "torch": torch.__version__, "python": platform.python_version()}
-    if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
-        found |= {"cuda": torch.version.cuda, "gpu_memory": memory, "gpus": torch.cuda.device_count()}
-    return {**found, "cpu": device_name(torch.device("cpu")), "threads": torch.get_num_threads()}
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -329,19 +333,22 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.device == "cpu" and not options.quick:
         parser.error("a CPU can only rehearse: add --quick")
+    until = time.monotonic() + 60 * MINUTES
     device, rehearsal = torch.device(options.device), options.device == "cpu" or options.quick
     if rehearsal:
         print("A rehearsal with tiny models: the numbers say nothing of a GPU.")
     tests = {"passed": None, "summary": "not run in a rehearsal"} if rehearsal else run_tests()
     print(f"tests: {tests['summary']}", flush=True)
-    found = check(device, QUICK if options.quick else FULL)
+    found, tables = check(device, QUICK if options.quick else FULL, until)
     rows = [asdict(one) if isinstance(one, Measured) else one for one in found]
     content = {"rehearsal": rehearsal, "machine": machine(device), "tests": tests, "measured": rows}
+    content["tables"] = tables
     name = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"gpu_check-{'rehearsal-' if rehearsal else ''}{name}.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"wrote {path}" + ("" if rehearsal else ": please send it back"))
+    path.with_suffix(".md").write_text(page(content))
+    print(f"wrote {path}" + ("" if rehearsal else ": please send it back") + f", and {path.with_suffix('.md').name}")
     failed = [row for row in rows if "error" in row]
     return int(tests["passed"] is False or bool(failed))
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import vitmods as vm
 from vitmods.data.batch import Batch
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import RECIPES, Recipe
-from vitmods.tasks.base import TASKS, make_task
+from vitmods.tasks.base import TASKS, Task, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train.optim import clip_gradients, make_optimizer
 
@@ -45,8 +46,8 @@ def pretend() -> Any:
     return module
 
 
-def waits(title: str, count: int, gpu: Any) -> Counter[str]:
-    """Place -> waits in the second step on `count` images of noise."""
+def trial_of(title: str, count: int) -> tuple[Task, nn.Module, Recipe, Batch]:
+    """A small trial: its task and model, and `count` images of noise."""
     name = title.partition(" ")[0]
     usual = TASKS[name].usual_recipe
     recipe = (RECIPES[usual]() if usual else Recipe()).with_(batch_size=count, accumulate=1, drop_path=0.0)
@@ -56,10 +57,17 @@ def waits(title: str, count: int, gpu: Any) -> Counter[str]:
     if task.inputs == "tokens":
         config = ViTConfig.from_name("LRA-64", img_size=(1, 32), in_chans=16, num_classes=5)
     backbone = vm.ViT(config)
-    model = task.wrap(backbone if task.uses_head else without_head(backbone), 5).to("cuda").train()
+    model = task.wrap(backbone if task.uses_head else without_head(backbone), 5)
+    return task, model, recipe, task.synthetic(count, (config.in_chans, *config.img_size), 5, recipe)
+
+
+def waits(title: str, count: int, gpu: Any) -> Counter[str]:
+    """Place -> waits in the second step on `count` images of noise."""
+    task, model, recipe, batch = trial_of(title, count)
+    batch = batch.pinned()
+    model.to("cuda").train()
     task.begin(model)
     optimizer = make_optimizer(model, recipe)
-    batch: Batch = task.synthetic(count, (config.in_chans, *config.img_size), 5, recipe).pinned()
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)

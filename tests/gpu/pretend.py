@@ -544,6 +544,15 @@ def _replacements(gpus, capability, memory):
     for module in (_foreach_utils, optimizer):
         if hasattr(module, "_foreach_supported_types"):
             yield module, "_foreach_supported_types", [*module._foreach_supported_types, CudaTensor]
+    group = optimizer._group_tensors_by_device_and_dtype
+
+    def grouped(*given):  # by C++, which believes that they are on the CPU
+        return {
+            (CUDA if _on_gpu(value[0][0][0]) else device, dtype): value
+            for (device, dtype), value in group(*given).items()
+        }
+
+    yield optimizer, "_group_tensors_by_device_and_dtype", grouped
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 import json
 import time
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -16,7 +17,7 @@ from vitmods.changes import parse_changes
 from vitmods.model.flops import count_macs
 from vitmods.model.vit import vit
 from vitmods.recipes import Recipe, plain
-from vitmods.report.text import built_differently
+from vitmods.report.text import remarks_on_costs
 from vitmods.study.bases import ForeignBase
 from vitmods.study.cost import measuring
 from vitmods.study.results import ArmCost
@@ -163,17 +164,37 @@ def test_an_arm_that_another_library_builds_than_base_is_named(monkeypatch):
     measured = measure(models, Classification(), plain().with_(batch_size=4), CPU, 0.0, unknown, 2)["arms"]
     built = "base is built by timm and the arm by vitmods: the ratios hold that difference too"
     assert {name: arm["against"] for name, arm in measured.items()} == {"same": None, "vit": built}
-    assert built_differently([(name, ArmCost.from_dict(arm)) for name, arm in measured.items()]) == [
+    assert remarks_on_costs([(name, ArmCost.from_dict(arm)) for name, arm in measured.items()]) == [
         f"Costs of vit: {built}."
     ]
     assert measured["vit"]["train_step"]["ratio"] == 1
+
+
+def test_compiled_steps_are_measured_where_trials_are_compiled(monkeypatch):
+    """In turn with those that are not; here compiling does nothing."""
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, mode=None: compiled.append(module))
+    monkeypatch.setattr("vitmods.study.cost.seconds_per_call", lambda call, times, device: 1.0)
+    base = vit("mu1/4", img_size=8, in_chans=1, num_classes=10)
+    models = [("base", base), *((name, apply(base, *parse_changes(name))) for name in ("dpn", "rms"))]
+    measured = measure(models, Classification(), plain().with_(batch_size=4), CPU, 0.0, arms=2, compiled=True)
+    assert len(set(map(id, compiled))) == 3
+    assert measured["base"]["compiled_step_s"] == 1.0
+    arms = {name: ArmCost.from_dict(arm) for name, arm in measured["arms"].items()}
+    assert {arm.compiled_step.ratio for arm in arms.values()} == {1.0}
+    text = "A training step compiled: 1.00× (dpn) and 1.00× (rms); above it is not."
+    assert remarks_on_costs(arms.items()) == [text]
+    bound = replace(arms["rms"], compiled_step=None, host_bound=True)
+    (remark,) = remarks_on_costs([("rms", bound), ("none", None)])
+    assert remark.startswith("Training steps of rms are bound by the host, which takes longer to start")
 
 
 @pytest.mark.parametrize(("cost_seconds", "expected"), [(1000.0, 0.1), (1e-9, 0)])
 def test_costs_take_at_most_a_tenth_of_the_training_time(cost_seconds, expected, tmp_path, monkeypatch):
     asked = []
 
-    def measuring(*given):
+    def measuring(*given, compiled):
+        assert not compiled
         asked.append(given[4])
         yield
         return {"base": {}, "arms": {}}

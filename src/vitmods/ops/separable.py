@@ -78,6 +78,13 @@ def _offsets(length: int, linear: tuple[int, ...], device: torch.device, dtype: 
         return torch.stack([square if i == 0 else d if i == k else zero for i in range(3) for k in linear]).view(3, -1)
 
 
+@lru_cache(maxsize=64)
+def _zero(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """What a scaled product is added to, so that it is one operation on a GPU."""
+    with torch.inference_mode(False):
+        return torch.zeros((), device=device, dtype=dtype)
+
+
 def to_heads(x: Tensor, grid: Grid, heads: int) -> Tensor:
     """(B, T, C) -> a view (H, columns, rows, B, D)."""
     return torch.unflatten(torch.unflatten(x, 1, grid), -1, (heads, -1)).permute(3, 2, 1, 0, 4)
@@ -253,10 +260,13 @@ def _gradients(grad: Tensor, saved: tuple[Tensor, ...], layout: MixingLayout) ->
     gn, rw = n.mul_(g), r * weight.view(heads, 1, 1, 1, -1)
     grad_weight = gn.sum((1, 2, 3)).flatten()
     of_u = torch.mul(g, rw, out=of_mixed[:, :, :, 0])
-    torch.mul(gn, rw, out=of_mixed[:, :, :, 1]).mul_(r).mul_(0.5)
+    of_var = torch.mul(gn, rw, out=of_mixed[:, :, :, 1])
+    is_cached = x.device.type == "cuda" and not isinstance(x, FakeTensor)
+    zero = _zero(x.device, x.dtype) if is_cached else x.new_zeros(())
+    torch.addcmul(zero, of_var, r, value=0.5, out=of_var)
 
     # Through the mixtures.
-    grad_mix = apart.mul_(of_mixed).sum((1, 2, 4, 5)).T
+    grad_mix = apart.mul_(of_mixed).permute(3, 0, 1, 2, 4, 5).sum((2, 3, 4, 5))
     within = of_mixed * shares
     grad_mean, grad_var = within.sum((0, 5)).permute(2, 3, 1, 0)[..., None]
     gm, gq = within.sub_(of_mixed).unbind(3)

@@ -159,7 +159,7 @@ def _legend(answer: Answer) -> Iterator[str]:
     yield f"Effects are {answer.headline.meaning}{unit}, margin {answer.margin:g}; {words.brief_claim(answer)}"
     if answer.headline.against:
         yield "Costs are ratios."
-        yield from words.built_differently((arm.name, arm.cost) for arm in answer.arms)
+        yield from words.remarks_on_costs((arm.name, arm.cost) for arm in answer.arms)
 
 
 def print_evaluation(evaluation: Mapping[str, Any], console: Console | None = None) -> None:

@@ -312,10 +312,20 @@ def fine_ratio(value: float) -> str:
     return f"{value:.4f}×" if 0 < abs(value - 1) < 0.005 else ratio(value)
 
 
-def built_differently(costs: Iterable[tuple[str, ArmCost | None]]) -> list[str]:
-    """`Costs of dpn and rms: base is built by timm and the arm by vitmods …` if they are built differently."""
-    arms = grouped((name, cost.against) for name, cost in costs if cost is not None and cost.against)
-    return [f"Costs of {listing(names)}: {against}." for against, names in arms.items()]
+def remarks_on_costs(costs: Iterable[tuple[str, ArmCost | None]]) -> list[str]:
+    """`Costs of dpn and rms: base is built by timm and the arm by vitmods …` if they are built differently; ratios of
+    compiled steps; and arms whose steps a GPU waits for."""
+    measured = [(name, cost) for name, cost in costs if cost is not None]
+    arms = grouped((name, cost.against) for name, cost in measured if cost.against)
+    remarks = [f"Costs of {listing(names)}: {against}." for against, names in arms.items()]
+    if compiled := [f"{ratio(cost.compiled_step.ratio)} ({name})" for name, cost in measured if cost.compiled_step]:
+        remarks.append(f"A training step compiled: {listing(compiled)}; above it is not.")
+    if bound := [name for name, cost in measured if cost.host_bound]:
+        remarks.append(
+            f"Training steps of {listing(bound)} are bound by the host, which takes longer to start their operations "
+            "than the GPU to do them: with larger batches or compiled, the ratio is another."
+        )
+    return remarks
 
 
 def count(value: float) -> str:

@@ -362,7 +362,8 @@ def time_step(
     cell, model = next(built for built in build_arms(settings, AS_IS, num_classes) if built[0].arm.name == arm)
     images, recipe = base_config(cell, num_classes), cell.recipe
     with as_a_worker(device, 1, 1), already_reported(), tf32_products(options.tf32 or way.tf32):
-        steps = Steps(model, task_of(cell), recipe, device, images, way.compiled)
+        steps = Steps(model, task_of(cell), recipe, device, images)
+        steps = steps.compiled() if way.compiled else steps
         part = part or steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
         step = steps.train(part)
         step()  # kernels are chosen or compiled

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,6 @@ class Steps:
         recipe: gives the optimizer, clipping, moving average and precision.
         device: where the steps are made.
         images: what the model is built for: size, channels and classes.
-        compiled: training steps are compiled, as those of a trial with `compile`.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class Steps:
         recipe: Recipe,
         device: torch.device,
         images: Base,
-        compiled: bool = False,
     ):
         self._other_models = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0  # bytes
         self.model = self.deployed = model.to(device)
@@ -66,15 +64,23 @@ class Steps:
             self.deployed = copy.deepcopy(model)
             merge_adapters(self.deployed)
         self.recipe, self.device, self._images = recipe, device, images
-        self._autocast = DeviceAndPrecision(device, recipe.precision).autocast
+        placement = DeviceAndPrecision(device, recipe.precision)
+        self._autocast, self._scaler = placement.autocast, placement.scaler()
         self.task = copy.copy(task)
         self.task.begin(model)
         self._loss = StepLoss(self.task, self.model)
-        if compiled:
-            self._loss.compile()
         self.optimizer = make_optimizer(model, recipe)
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.ema = None if recipe.ema is None else Ema(model, recipe.ema)
+
+    def compiled(self, mode: str | None = None) -> Self:
+        """The same model and optimizer, whose training steps are compiled, as those of a trial with `compile`. What was
+        compiled before is compiled again: beyond eight models of one process PyTorch would silently not do it."""
+        torch.compiler.reset()
+        other = copy.copy(self)
+        other._loss = StepLoss(self.task, self.model)
+        other._loss.compile(mode=mode)
+        return other
 
     def train(self, count: int) -> Work:
         """A training step on a batch of `count` images that is on the device at once."""
@@ -144,14 +150,16 @@ class Steps:
         self.model.train()
         with self._autocast():
             loss, _ = self._loss(batch)
-        (loss / parts).backward()
+        self._scaler.scale(loss / parts).backward()
 
     def _update(self) -> None:
         optimizer = self.recipe.optimizer
+        self._scaler.unscale_(self.optimizer)
         if optimizer.clip_norm is not None:
             clip_gradients(self._parameters, optimizer.clip_norm, optimizer.clip_each)
         self.task.before_step(self.model, 1, 1)
-        self.optimizer.step()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update()
@@ -176,6 +184,7 @@ class Steps:
 
 CALL_S = 0.3  # batches are halved until one call takes at most about this long
 LARGE_BATCH = 64
+HOST_BOUND = 0.9  # of a step's time is the host's, to start its operations
 LEAST = 2  # images of a training step: a batch norm needs two
 
 
@@ -187,6 +196,7 @@ def measuring(
     budget_s: float = 30.0,
     images: Base | None = None,
     arms: int = 1,
+    compiled: bool = False,
 ) -> Generator[None, None, dict[str, Any]]:
     """Measure the costs of models, the first of which is base. A step prepares an arm or makes rounds of about a
     second.
@@ -204,13 +214,14 @@ def measuring(
             of shorter blocks if the budget needs it.
         images: the base that the models are built for, with size, channels and classes; None: that of base, a ViT.
         arms: number of models after base.
+        compiled: compiled training steps are measured too.
 
     Returns:
         `base`: params, trained (a number), macs (None: unknown), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes,
         infer_memory_bytes, train_batch, infer_batch; `arms`: name -> params and flops (ratios), trained (a number),
-        train_step, infer_1, infer_n, peak_memory and infer_memory (Ratio as a dict), and `against`, how base and the
-        arm are built if they are built differently (else None); and how it was measured: device, threads, clock, rounds
-        (the fewest of a ratio).
+        train_step, infer_1, infer_n, peak_memory and infer_memory (Ratio as a dict), `against`, how base and the arm
+        are built if they are built differently (else None), and `host_bound`, see `results.ArmCost`; and how it was
+        measured: device, threads, clock, rounds (the fewest of a ratio).
     """
     remaining = iter(models)
     _, first = next(remaining)
@@ -220,7 +231,8 @@ def measuring(
     library = None if isinstance(first_backbone, ViT) else type(first_backbone).__module__.partition(".")[0]
     end = time.monotonic() + budget_s
     with quiet_threads(device):
-        base = _TimedModel(Steps(first, task, recipe, device, images), images, budget_s=budget_s / max(arms, 1))
+        steps = Steps(first, task, recipe, device, images)
+        base = _TimedModel(steps, images, budget_s=budget_s / max(arms, 1), compiled=compiled)
         ratios: dict[str, Any] = {}
         base_s: dict[str, list[float]] = {kind: [] for kind in base.calls}
         fewest = ROUNDS[1]
@@ -273,7 +285,14 @@ class _TimedModel:
     `budget_s` seconds on a machine as busy as now.
     """
 
-    def __init__(self, steps: Steps, images: Base, base: _TimedModel | None = None, budget_s: float = math.inf):
+    def __init__(
+        self,
+        steps: Steps,
+        images: Base,
+        base: _TimedModel | None = None,
+        budget_s: float = math.inf,
+        compiled: bool = False,
+    ):
         self._device, began, began_cpu = steps.device, time.perf_counter(), time.process_time()
         self.trained = sum(p.numel() for p in steps.model.parameters() if p.requires_grad)
         self.params, self.macs = count_params(steps.deployed), macs_of(steps.deployed, images)
@@ -286,6 +305,10 @@ class _TimedModel:
         self.infer_peak = steps.infer_peak(self.batches["infer_n"])
         make = {"train_step": steps.train, "infer_1": steps.infer, "infer_n": steps.infer}
         self.calls: dict[str, Work] = {kind: make[kind](batch) for kind, batch in self.batches.items()}
+        if compiled or (base is not None and "compiled_step" in base.calls):
+            self.calls["compiled_step"] = steps.compiled().train(self.batches["train_step"])
+            if base is not None:
+                base.calls["compiled_step"]()  # compiled again
         for call in self.calls.values():
             call()  # warm-up: kernels are chosen, optimizer state is made
         self.repeats: dict[str, int] = base.repeats if base else dict.fromkeys(self.calls, 1)
@@ -299,6 +322,19 @@ class _TimedModel:
         """Seconds per call."""
         return seconds_per_call(self.calls[kind], self.repeats[kind], self._device)
 
+    @property
+    def host_bound(self) -> bool:
+        """Whether on a GPU a training step takes about as long as the host takes to start its operations."""
+        if self._device.type != "cuda":
+            return False
+        parts = []
+        for _ in range(5):
+            begin = now(self._device)
+            self.calls["train_step"]()
+            queued = time.perf_counter()
+            parts.append((queued - begin) / (now(self._device) - begin))
+        return statistics.median(parts) > HOST_BOUND
+
     def ratios(self, base: _TimedModel, rounds: Mapping[str, list[float]]) -> dict[str, Any]:
         """Ratios to base, with the batch that each was measured with."""
         ratios = {kind: asdict(Ratio.of_rounds(times)) for kind, times in rounds.items()}
@@ -307,4 +343,5 @@ class _TimedModel:
             ratios[kind] = {**asdict(Ratio(ratio, ratio, ratio)), "batch": self.batches[work]}
             ratios[work]["batch"] = self.batches[work]
         flops = self.macs / base.macs if self.macs and base.macs else None
-        return {"params": self.params / base.params, "trained": self.trained, "flops": flops, **ratios}
+        facts = {"trained": self.trained, "flops": flops, "host_bound": self.host_bound}
+        return {"params": self.params / base.params, **facts, **ratios}

@@ -50,6 +50,10 @@ class ArmCost:
     """how base and the arm are built, if they are built differently"""
     trained: int | None = None
     """number of trained parameters, which is what a task adds to its base; None if it was not counted"""
+    compiled_step: CostRatio | None = None
+    """on a GPU, where trials are compiled: `train_step` is not"""
+    host_bound: bool = False
+    """whether a training step on a GPU takes about as long as the host takes to start its operations"""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ArmCost:
@@ -71,6 +75,7 @@ class BaseCost:
     infer_batch: int
     infer_memory_bytes: int | None = None
     trained: int | None = None
+    compiled_step_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -568,7 +568,10 @@ def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> G
             models = ((cell.arm.name, model) for cell, model in built if cell.arm.name in {BASE, *names})
             with already_reported():
                 task, images, device = task_of(of_base), base_config(of_base, num_classes), resolve(options.device)
-                costs = yield from measuring(models, task, of_base.recipe, device, seconds, images, len(names))
+                costs = yield from measuring(
+                    models, task, of_base.recipe, device, seconds, images, len(names),
+                    compiled=options.compile and device.type == "cuda",
+                )  # fmt: skip
         except Exception as error:  # models and devices raise what they like
             text = f"The costs of {listing(sorted(names))} could not be measured ({type(error).__name__}: {error})."
             warnings.warn(f"{text} The answer is written without them; the same command tries again.", stacklevel=2)
