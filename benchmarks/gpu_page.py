@@ -104,7 +104,7 @@ def page(content: dict[str, Any]) -> str:
                 ]
                 for row in rows
             ],
-        ),  # fmt: skip
+        ),
     ]
     for title, name in TABLES.items():
         table = content["tables"].get(name, [])

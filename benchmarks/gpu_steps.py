@@ -22,7 +22,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, supported_activities
 from waits import trial_of
 
 import vitmods as vm
@@ -147,7 +147,7 @@ def host_seconds(call: Callable[[], Any], device: torch.device) -> float:
 
 def kernels_of(call: Callable[[], Any], device: torch.device) -> tuple[int | None, float | None]:
     """Kernels and copies of a call, and their milliseconds, as CUDA's profiler sees them."""
-    if device.type != "cuda":
+    if device.type != "cuda" or ProfilerActivity.CUDA not in supported_activities():
         return None, None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

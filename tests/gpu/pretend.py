@@ -80,7 +80,7 @@ class Device:
     """What happens on the pretend GPU."""
 
     def __init__(self):
-        self.waits, self.strict = Counter(), False
+        self.waits, self.strict, self.warns = Counter(), False, False
         self.launches, self.multiplies = Counter(), True
         self.random = torch.Generator().manual_seed(0)
 
@@ -118,6 +118,9 @@ class Device:
         self.waits[what, where] += 1
         if self.strict:
             raise Waited(f"{what} waits for the device: {where}")
+        if self.warns:
+            place, _, line = where.rpartition(":")
+            warnings.warn_explicit("called a synchronizing CUDA operation", UserWarning, place or where, int(line or 0))
 
 
 class RealDevice:
@@ -496,7 +499,7 @@ def _replacements(gpus, capability, memory):
         _device.wait("synchronize")
 
     def debug_mode(mode):
-        _device.strict = mode == "error"
+        _device.strict, _device.warns = mode == "error", mode == "warn"
 
     def pinned(tensor, *_, **__):
         if 0 in tensor.stride():  # into a copy with the same strides

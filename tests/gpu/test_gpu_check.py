@@ -5,10 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+
+from vitmods.tasks.base import TASKS
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,30 +30,53 @@ def script(short_clocks):
     return module
 
 
-def test_the_rehearsal_measures_all_and_judges_nothing(script, tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def not_compiled(monkeypatch):
+    """torch.compile takes a minute."""
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, mode=None: compiled.append(mode))
+    return compiled
+
+
+def test_the_rehearsal_measures_all_and_judges_nothing(script, tmp_path, capsys, monkeypatch, not_compiled):
     """But for most of what the pretend GPU measures below."""
-    found = [script.Check.stem, script.Check.ways]
+    found = [script.Check.stem, script.Check.eager_steps, script.Check.trials_together, script.Check.compiled_steps]
     monkeypatch.setattr(script, "MEASUREMENTS", found)
     assert script.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("gpu_check-rehearsal-*.json")
     content = json.loads(path.read_text())
     assert content["rehearsal"] is True
     assert content["tests"]["passed"] is None
-    assert len(content["measured"]) == 2
+    assert len(content["measured"]) == 4
+    assert {row["gain"] > 0 for row in content["tables"]["together"]} == {True}
+    assert [row["trials"] for row in content["tables"]["together"]] == [1, 2]
+    rows = content["tables"]["steps"]
+    made = {(row["precision"], row["mode"], row["library"]) for row in rows}
+    modes = ("eager", "compiled", "reduce-overhead")
+    assert made == set(product(("bf16-mixed", "32-true"), modes, ("vitmods", "timm"))), rows
+    assert not_compiled == 2 * [None, None, "reduce-overhead", "reduce-overhead"]
+    assert all(row["images_per_s"] > 0 and row["host_ms"] > 0 for row in rows)
+    assert all(row["over_timm"]["ratio"] == 1 for row in rows if row["library"] == "timm")
+    text = next(tmp_path.glob("*.md")).read_text()
+    assert all(f"| {row['name']} |" in text for row in content["measured"])
+    assert text.count("| not judged |") == 4
+    assert "| mu1/4 | 4 | bf16-mixed | reduce-overhead | vitmods |" in text
     assert {row["met"] for row in content["measured"]} == {None}
     for row in content["measured"]:
         assert 0 <= row["low"] <= row["value"] <= row["high"]
     printed = capsys.readouterr().out
     assert "A rehearsal with tiny models" in printed
     assert "send it back" not in printed
-    assert printed.count("not judged") == 1
+    assert printed.count("not judged") == 4
 
 
 def test_it_passes_on_the_pretend_gpu(script, tmp_path, gpu, monkeypatch):
-    """But for torch.compile, and kernels' times."""
+    """But for torch.compile, other processes, and kernels' times."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found = [one for one in script.MEASUREMENTS if one is not script.Check.compiled]
-    monkeypatch.setattr(script, "MEASUREMENTS", found)
+    left_out = script.Check.compiled_steps, script.Check.trials_together
+    monkeypatch.setattr(script, "MEASUREMENTS", [one for one in script.MEASUREMENTS if one not in left_out])
+    names = ("classification", "detection")
+    monkeypatch.setattr(sys.modules["gpu_steps"], "TASKS", {name: TASKS[name] for name in names})
     add, met = script.Check._add, {}
     monkeypatch.setattr(
         script.Check, "_add", lambda check, name, *row: met.update({name: row[-1]}) or add(check, name, *row)
@@ -60,7 +86,15 @@ def test_it_passes_on_the_pretend_gpu(script, tmp_path, gpu, monkeypatch):
     content = json.loads(path.read_text())
     assert run == 0
     assert content["machine"]["device"] == "NVIDIA Pretend"
-    assert len(content["measured"]) == 10
+    assert path.stat().st_size < 200_000
+    assert len(content["measured"]) == 12
+    steps = content["tables"]["steps"]
+    assert [row["precision"] for row in steps[::2]] == ["bf16-mixed", "tf32", "32-true", "fp16-mixed"]
+    own, inside = content["tables"]["waits"]
+    assert own["waits"] == 0 < inside["waits"]
+    assert own["logging"] > 0
+    assert content["tables"]["reading"][0]["threads"] == 0
+    assert set(content["machine"]) >= {"commit", "versions", "gpus", "topology", "mps"}
     assert met["a study by k-NN, broken off and resumed, seconds"] is True
 
 
@@ -110,3 +144,11 @@ def test_goals_are_judged_by_their_side(script, monkeypatch, ratio, slower_is_me
     run.least("throughput", 1.8, base, other)
     assert [check.met for check in run.found] == [slower_is_met, faster_is_met]
     assert ("MISSED" in script.line(run.found[0])) != slower_is_met
+
+
+def test_rows_without_time_are_named(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "MEASUREMENTS", (script.Check.compiled_steps,))
+    monkeypatch.setattr(script, "MINUTES", 0.0)
+    assert script.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*.md")
+    assert "Not measured (no time was left): mu1/4 4 bf16-mixed compiled; mu1/4 4 bf16-mixed" in path.read_text()

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import subprocess
 import time
+import warnings
 from contextlib import nullcontext
 from multiprocessing.connection import wait
 
@@ -15,12 +17,12 @@ from vitmods.recipes import Recipe
 from vitmods.study.budget import Budget
 from vitmods.study.cells import Trial
 from vitmods.study.executors import ClusterOptions, StudyOptions
-from vitmods.study.executors.processes import LocalProcesses, Team, Template, reason
-from vitmods.study.prepare import check_devices, threads_for, workers_for
+from vitmods.study.executors.processes import LocalProcesses, Team, Template, Worker, reason
+from vitmods.study.prepare import check_devices, crowded, open_study, threads_for, workers_for
 from vitmods.study.stopwatch import TRIAL_S, Pace, Stopwatch
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import Interrupted
-from vitmods.train.launch import seats
+from vitmods.train.launch import PEER_ENDED, seats
 from vitmods.train.loop import TrialRun
 from vitmods.train.trial import identify
 from vitmods.util.errors import UserError
@@ -81,6 +83,18 @@ def test_two_processes_are_one_also_where_one_of_them_is_killed_and_one_resumes(
     with pytest.warns(UserWarning, match="resumed in another environment.*processes was 2, now 1"):
         study().run(out, workers=1, **QUIET)
     check_same(out, alone)
+
+
+def test_the_one_that_was_killed_is_named_where_another_says_first_that_it_is_gone(tmp_path) -> None:
+    """As on a busy machine, where connections break before a process is gone."""
+    said = json.dumps({"failure": f"{PEER_ENDED} without a message"})
+    commands = [f"echo '{said}'; exec sleep 60", "sleep 0.3; kill -9 $$"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    team = Team(0, [Worker(subprocess.Popen(["sh", "-c", command], **pipes), tmp_path, 0) for command in commands])
+    (first, _) = team.begin(Trial(study().settings.cells[0], 0))
+    assert team.hear(first)
+    assert not team.is_alive
+    assert reason(team.failures).startswith("its worker process was killed by SIGKILL")
 
 
 @pytest.mark.slow
@@ -145,6 +159,19 @@ def test_teams_fill_the_cores(monkeypatch) -> None:
     assert {threads_for(StudyOptions("cpu", devices_per_trial=n), 1 << 20) for n in (1, 2, 3, 5)} == {2}, "as in ids"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert threads_for(StudyOptions("cpu", devices_per_trial=2, workers=2), 1 << 20) == 2
+
+
+def test_several_threads_on_a_busy_machine_are_a_warning(monkeypatch, tmp_path) -> None:
+    prepared = open_study(StudyFolder(tmp_path), study().settings, StudyOptions("cpu", workers=1))
+    monkeypatch.setattr("vitmods.study.prepare.cores", lambda: 2)
+    for threads, load, text in ((1, 9.0, ""), (2, 1.5, ""), (2, 9.0, "a load of 9.0 on 2 cores.*: OMP_NUM_THREADS=1")):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        with pytest.warns(match=text) if text else nullcontext(), warnings.catch_warnings():
+            warnings.simplefilter("always" if text else "error")
+            prepared.warn()
+    for options in (StudyOptions("cpu", cluster=SLURM), StudyOptions("cuda")):
+        assert crowded(options, 2) == ""
 
 
 RAY, SLURM = ClusterOptions("ray"), ClusterOptions("slurm")

@@ -19,6 +19,7 @@ from vitmods.adapters.running import tensors_of
 from vitmods.adapters.transfer import evaluating
 from vitmods.changes.controls import controls
 from vitmods.changes.size import Size
+from vitmods.data.threads import cores
 from vitmods.finetune.adapters import has_adapters
 from vitmods.finetune.blended import BlendedNorms, owners_of_new_norms
 from vitmods.finetune.roles import ALL, TrainedPart
@@ -67,6 +68,7 @@ FIRST_IMAGES, VAL_IMAGES, KEPT = 32, 256, 1e-4  # of what an arm changes before 
 MANY_TRIALS = 10**6  # above any number of workers
 MOST_ON_CLUSTER = 32  # Slurm jobs; Ray reports its own capacity
 MOST_ON_GPU = 4  # trials; more wait for each other
+BUSY = 0.9  # of the cores
 FEW_ARMS = 4  # to which controls are proposed
 PHOTOGRAPH = 64
 TRAINED = {
@@ -124,6 +126,8 @@ class PreparedStudy:
         """Issue the notices, and the warnings of images and design, which the answer has by itself."""
         for text in (*self.dataset.summary()["warnings"], *self.settings.design.warnings, *self.notices):
             warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
+        if text := crowded(self.options, self.threads):
+            warnings.warn(text, stacklevel=5)
 
     def config(self, trial: Trial) -> dict[str, Any]:
         """Return config.json of a trial as this study would write it."""
@@ -425,6 +429,21 @@ def threads_for(options: StudyOptions, trial_bytes: int) -> int:
     if options.workers is None and resolve(options.device).type == "cpu":
         options = replace(options, devices_per_trial=None, shard=False)  # nor on the processes of a trial
     return max(1, torch.get_num_threads() // (workers_for(options, MANY_TRIALS, trial_bytes) * options.processes))
+
+
+def crowded(options: StudyOptions, threads: int) -> str:
+    """Return what to do where a worker's threads would wait for each other, since the cores of this machine are at work
+    already; empty where they are not."""
+    if threads == 1 or options.cluster.executor != "here" or resolve(options.device).type != "cpu":
+        return ""
+    load, there = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, cores()
+    if load < BUSY * there:
+        return ""
+    return (
+        f"This machine is at work already (a load of {load:.1f} on {plural(there, 'core')}), so the {threads} threads "
+        "of a worker are likely to wait for each other most of the time: OMP_NUM_THREADS=1 before the command is "
+        "faster."
+    )
 
 
 def parallel_trials(options: StudyOptions) -> int:

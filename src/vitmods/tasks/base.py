@@ -99,6 +99,8 @@ class Task(ABC):
     """other packages whose version changes the numbers"""
     unread: ClassVar[tuple[str, ...]] = ()
     """fields of other parts that the task ignores: `make_task` refuses them"""
+    same_shapes: ClassVar[bool] = True
+    """whether convolutions have the same shapes in all steps"""
     divides: ClassVar[bool] = True
     """whether `evaluate` only calls `model(inputs)`, so that several processes can share the images; otherwise each
     evaluates all"""

@@ -136,6 +136,17 @@ def tf32_products(on: bool) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
+@contextmanager
+def timed_convolutions(on: bool) -> Iterator[None]:
+    """Let CUDA devices time kernels of convolutions and keep the fastest if `on`, for shapes that stay the same."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or on
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 def remove_unfinished_graphs() -> None:
     """Delete libraries that a killed torch.compile left unfinished in its cache, with a warning: loading one fails or
     ends the process. Those that another process is writing stay."""

@@ -18,6 +18,7 @@ from vitmods.util.files import log
 
 PEER_ENDED = "Another process of this trial has ended"  # what those say that did not end first
 LIFELINE = "VITMODS_LIFELINE"  # environment: the end of a pipe that closes when the process that started this one ends
+HERE = "127.0.0.1"
 GRACE_S = 30.0  # for the others to save and stop once one has ended
 _POLL_S = 0.1
 _RESUME = "The state is saved; run the same command again to resume."
@@ -28,10 +29,10 @@ def import_path() -> str:
     return os.pathsep.join(entry for entry in sys.path if entry)
 
 
-def free_port() -> int:
-    """Return a port of this machine that nothing listens on."""
+def free_port(address: str = "") -> int:
+    """Return a port of this machine at an address, by default at all of its own, that nothing listens on."""
     with socket.socket() as free:
-        free.bind(("", 0))
+        free.bind((address, 0))
         return int(free.getsockname()[1])
 
 
@@ -39,8 +40,8 @@ def seats(processes: int) -> list[dict[str, str]]:
     """Return the environments in which so many processes of this machine can `join`, by rank; for one, none is set."""
     if processes == 1:
         return [{}]
-    port, size = str(free_port()), str(processes)
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    port, size = str(free_port(HERE)), str(processes)
+    shared = {"MASTER_ADDR": HERE, "MASTER_PORT": port, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 

@@ -22,7 +22,14 @@ from vitmods.recipes.schedule import lr_at, resolve_on
 from vitmods.tasks.base import Example, Measured, Task, TaskModel
 from vitmods.tasks.features import check_head
 from vitmods.train import checkpoint
-from vitmods.train.device import DataWait, check_tf32, place, remove_unfinished_graphs, tf32_products
+from vitmods.train.device import (
+    DataWait,
+    check_tf32,
+    place,
+    remove_unfinished_graphs,
+    tf32_products,
+    timed_convolutions,
+)
 from vitmods.train.distributed import (
     ALONE,
     Agreement,
@@ -207,7 +214,8 @@ class TrialRun:
             UserError: the disk is full or may not be written.
         """
         try:
-            with tf32_products(self.options.tf32):
+            times = self.task.same_shapes and self.placement.device.type == "cuda"
+            with tf32_products(self.options.tf32), timed_convolutions(times):
                 self._train(request, bar)
                 if not self._has_evaluation:
                     return {}

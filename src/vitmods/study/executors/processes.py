@@ -36,6 +36,7 @@ from vitmods.train.options import RunOptions
 from vitmods.util.files import disk_errors
 
 MODULE = "vitmods.study.executors.processes"  # also where this file runs as __main__
+ENDING_S = 5.0  # that a process may take to be gone after its connections are
 SAVE_GRACE_S = 60.0  # how long an interrupted worker may take to write its checkpoint before it is killed
 OUT_OF_MEMORY = "out of memory? Run fewer workers, or cut the batch into more parts with accumulate."
 
@@ -366,7 +367,9 @@ class Team:
         if is_alive and (failure is None or len(self.workers) == 1):
             return not self._unheard
         self.is_alive = False
-        ended = [other.has_ended for other in self._unheard]
+        # One that others find gone may be about to end: on a busy machine the news of its connections come first.
+        patience = ENDING_S if failure is not None and failure.startswith(PEER_ENDED) else 0.0
+        ended = [other.has_ended(patience) for other in self._unheard]
         stop([other for other in self.workers if other is not worker])
         for other, has_ended in zip(self._unheard, ended, strict=True):
             failure, has_answered = other.answer()
@@ -419,11 +422,10 @@ class Worker:
             return json.loads(line)["failure"], True
         return self._why_it_ended(), False
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process is gone, by itself or not."""
+    def has_ended(self, patience: float = 0.0) -> bool:
+        """Whether the process is gone, by itself or not, within so many seconds."""
         with suppress(subprocess.TimeoutExpired):
-            return self.process.wait(0) is not None
+            return self.process.wait(patience) is not None
         return False
 
     def stop(self) -> None:

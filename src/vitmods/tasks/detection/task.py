@@ -85,7 +85,7 @@ class Detection(Task):
     metrics: ClassVar[tuple[Metric, ...]] = (*BOXES, OF_IMAGES)
     hub_tag = "object-detection"
     uses_head = False
-    divides = False
+    divides = same_shapes = False
     usual_recipe = "small_detection"
     recipe_part = DetectionPart
     unread = (
