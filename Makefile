@@ -66,7 +66,7 @@ soak: $(READY)  ## 200 tiny trials with memory and descriptors watched, then 20 
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --out benchmarks/results
 
 # Without a GPU nothing is downloaded first.
-gpu-check:  ## on a machine with a GPU, ten minutes: its tests and the table of goals, in one file to send back
+gpu-check:  ## on a machine with a GPU, ten minutes: its tests, tables and goals, in one file to send back, and a page
 	@command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null || { echo "There is no NVIDIA GPU here: nvidia-smi lists none." >&2; exit 1; }
 	@$(MAKE) --no-print-directory $(READY)
 	$(BIN)/python benchmarks/gpu_check.py

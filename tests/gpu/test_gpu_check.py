@@ -38,6 +38,7 @@ def not_compiled(monkeypatch):
     return compiled
 
 
+@pytest.mark.slow
 def test_the_rehearsal_measures_all_and_judges_nothing(script, tmp_path, capsys, monkeypatch, not_compiled):
     """But for most of what the pretend GPU measures below."""
     found = [script.Check.stem, script.Check.eager_steps, script.Check.trials_together, script.Check.compiled_steps]
@@ -70,6 +71,7 @@ def test_the_rehearsal_measures_all_and_judges_nothing(script, tmp_path, capsys,
     assert printed.count("not judged") == 4
 
 
+@pytest.mark.slow
 def test_it_passes_on_the_pretend_gpu(script, tmp_path, gpu, monkeypatch):
     """But for torch.compile, other processes, and kernels' times."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -87,7 +89,7 @@ def test_it_passes_on_the_pretend_gpu(script, tmp_path, gpu, monkeypatch):
     assert run == 0
     assert content["machine"]["device"] == "NVIDIA Pretend"
     assert path.stat().st_size < 200_000
-    assert len(content["measured"]) == 12
+    assert len(content["measured"]) == 13
     steps = content["tables"]["steps"]
     assert [row["precision"] for row in steps[::2]] == ["bf16-mixed", "tf32", "32-true", "fp16-mixed"]
     own, inside = content["tables"]["waits"]
