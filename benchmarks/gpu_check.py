@@ -164,8 +164,9 @@ class Check:
     def waits(self) -> None:
         """Of a trial of each task, apart from what it logs."""
         self.tables["waits"] = rows = list(waits(self.device))
-        counts = [row["waits"] for row in rows if "waits" in row and row["task"] not in INSIDE]
-        most = float(max(counts, default=0))
+        if failed := [f"{row['task']}: {row['error']}" for row in rows if "error" in row]:
+            raise RuntimeError("; ".join(failed))
+        most = float(max(row["waits"] for row in rows if row["task"] not in INSIDE))
         self._add("waits in the steps of any task that is ours", most, most, most, "at most 0", most == 0)
 
     def data(self) -> None:

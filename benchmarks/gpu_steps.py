@@ -43,6 +43,7 @@ from vitmods.train.loggers import ProgressBar
 PRECISIONS = ("bf16-mixed", "tf32", "32-true", "fp16-mixed")
 CPU_PRECISIONS = ("bf16-mixed", "32-true")
 ENOUGH_S = 60.0  # that must be left of the time for a row that is compiled
+LOGGING = "train/loggers.py", "train/device.py"  # where a row is made: the losses, and how long images took
 WAITS_INSIDE = {"detection", "instance_segmentation"}  # in torchvision
 PRODUCT = "product"
 
@@ -258,7 +259,7 @@ def _waits_of(title: str, device: torch.device, steps: int) -> dict[str, Any]:
     options = RunOptions(device.type, progress=False, tensorboard=False)
     with TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught, stop_on_signals() as request:
         warnings.simplefilter("always")
-        recipe = recipe.with_(steps=steps, warmup_steps=1, warmup_epochs=0.0)
+        recipe = recipe.with_(steps=steps, warmup_steps=None, warmup_epochs=0.0)
         run = TrialRun(model, task, Noise(batch, steps), recipe, folder=Path(folder), options=options)
         torch.cuda.set_sync_debug_mode("warn")
         try:
@@ -271,7 +272,7 @@ def _waits_of(title: str, device: torch.device, steps: int) -> dict[str, Any]:
         for one in caught
         if "synchronizing CUDA operation" in str(one.message)
     ]
-    logged = [place for place in places if place.startswith("train/loggers.py")]
+    logged = [place for place in places if place.startswith(LOGGING)]
     others = sorted(set(places) - set(logged))
     return {"waits": len(places) - len(logged), "logging": len(logged), "places": others[:5]}
 

@@ -119,8 +119,8 @@ class Device:
         if self.strict:
             raise Waited(f"{what} waits for the device: {where}")
         if self.warns:
-            place, _, line = where.rpartition(":")
-            warnings.warn_explicit("called a synchronizing CUDA operation", UserWarning, place or where, int(line or 0))
+            place, _, line = where.partition(":")
+            warnings.warn_explicit("called a synchronizing CUDA operation", UserWarning, place, int(line or 0))
 
 
 class RealDevice:
