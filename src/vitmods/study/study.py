@@ -295,6 +295,11 @@ class Study:
         return self._but(pretrain=None, pretrain_data=None, base=None, arms=(), start=folder)
 
     @property
+    def training_images(self) -> int:
+        """About how many images are trained on; 0: nobody knows before they are read."""
+        return self._defaults.images
+
+    @property
     def data_sets(self) -> tuple[str, ...]:
         """The data sets of a sweep over data, each of which has a study; else empty."""
         return tuple(self._by_data)
@@ -358,40 +363,51 @@ class Study:
             raise UserError('One data set is not averaged over: give sweep={"data": [...]}, or call run.')
         return run_over_data(self._by_data, Path(out), self._of_stages(None, options, overrides), command)
 
-    def confirm(self, out: str | Path, seeds: int = Design.usual_seeds, **options: Any) -> Answer:
-        """Train the best combination that a factorial study in `out` predicts against base, on fresh seeds.
+    def confirm(
+        self, out: str | Path, seeds: int | None = Design.usual_seeds, *, arm: str | None = None, **options: Any
+    ) -> Answer:
+        """Train the best combination that a factorial study in `out` predicts against base, on fresh seeds, and on test
+        if that study was about val.
 
         It is another study, in a folder below `out`; the answer of the factorial one has its effect as the question
         `confirmed`.
 
         Args:
-            out: the factorial study's folder.
-            seeds: how many.
+            out: the study's folder.
+            seeds: how many; None: as many as fit the budget.
+            arm: of a study of arms, which one; None: the combination.
             options: those of `run`.
 
         Raises:
-            UserError: the study is not factorial or not finished, or no change is predicted to help.
+            UserError: the study is not finished; without `arm` also where it is not factorial, or no change is
+                predicted to help.
         """
         from vitmods.study.answer import Answer
         from vitmods.study.store import StudyFolder
 
-        self.settings.refuse("confirm")
+        if arm is None:
+            self.settings.refuse("confirm")
         answer = Answer.load(out)
         if not answer.complete:
             raise UserError(f"{out} is not finished: run it first, so that the best combination is known.")
-        if not answer.headline.together:
+        if arm is None and not answer.headline.together:
             raise UserError("No change is predicted to help: a combination to confirm does not exist.")
-        arm = self.settings.design.combination(answer.headline.together)
+        settings = self.settings.continuing(StudyFolder(out).known_facts().settings)
+        chosen = settings.arm(arm) if arm else settings.design.combination(answer.headline.together)
+        fixed = {**settings.fixed, "answer_on": "test"} if settings.fixed.get("answer_on") else settings.fixed
         study = copy(self)
         study._notes = ()
         study.settings = replace(
-            self.settings.continuing(StudyFolder(out).known_facts().settings),
-            arms=(arm,),
+            settings,
+            fixed=fixed,
+            arms=(chosen,),
             until_decided=False,
-            design=DESIGNS["arms"].plan(self.settings),
+            design=DESIGNS["arms"].plan(settings),
             runs=None,
-        ).with_seeds(make_seeds(range(FRESH, FRESH + seeds)))
-        return study.run(StudyFolder(out).confirmation(arm.name).path, **options)
+            seeds=make_seeds(range(FRESH, FRESH + (seeds or Design.usual_seeds))),
+            open=frozenset() if seeds else frozenset({"seeds"}),  # all else is as in the study that is confirmed
+        )
+        return study.run(StudyFolder(out).confirmation(chosen.name).path, **options)
 
     def retrain(
         self,

@@ -1,0 +1,86 @@
+"""Changes that are worth trying on a data set, by what earlier studies found on others.
+
+A study on another data set measures the effect of a change there, with a variance s^2, and the effect here differs from
+it with a variance t^2 that grows with how different the two are. Before any study, effects are around zero with a
+standard deviation USUAL. So the effect to expect here is
+
+    sum w_i d_i / (1 / USUAL^2 + sum w_i),    w_i = 1 / (s_i^2 + t_i^2).
+
+The studies are those of the gallery: small ViTs, trained from scratch (docs/gallery.md). They say what to try, not what
+helps: that is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vitmods.stats.tables import signed
+from vitmods.util.text import listing, plural
+
+KNOWN = Path(__file__).with_name("known_effects.json")
+USUAL = 3.0  # points: standard deviation of the effects of changes
+BETWEEN_SETS = 3.0  # points: that of an effect between data sets that are alike
+LEAST = 0.3  # points: of the effect to expect
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the effect of a change depends on: training images, their channels, and values a patch."""
+
+    images: int
+    channels: int
+    patch_values: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A change in its short form, the points to expect of it (None: unknown), and why."""
+
+    change: str
+    expected: float | None
+    reason: str
+
+
+def promising(setting: Setting, known: Iterable[Mapping[str, Any]] | None = None) -> list[Candidate]:
+    """The changes of which more than LEAST is to be expected, the most first. known: effects; None: the gallery's."""
+    by_change: dict[str, list[Mapping[str, Any]]] = {}
+    for one in known_effects() if known is None else known:
+        by_change.setdefault(one["change"], []).append(one)
+    candidates = list[tuple[float, Candidate]]()
+    for change, found in by_change.items():
+        weights = [1 / ((one["half"] / 2) ** 2 + _difference(one, setting) ** 2) for one in found]
+        expected = sum(w * one["effect"] for w, one in zip(weights, found, strict=True)) / (USUAL**-2 + sum(weights))
+        if expected > LEAST:
+            candidates.append((expected, Candidate(change, expected, _reason(found))))
+    return [candidate for _, candidate in sorted(candidates, key=lambda pair: -pair[0])]
+
+
+@cache
+def known_effects() -> list[dict[str, Any]]:
+    """The effects of changes in the gallery, in points of top-1."""
+    found: list[dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
+    return found
+
+
+def _difference(one: Mapping[str, Any], setting: Setting) -> float:
+    """How far the effect of a study may be from the one here: points, one standard deviation."""
+    factors = (
+        math.log10(one["images"] / max(setting.images, 1)),
+        math.log2(one["patch_values"] / setting.patch_values) / 4,
+    )
+    unlike = 1 + 3 * (one["channels"] != setting.channels) + sum(factor**2 for factor in factors)
+    return BETWEEN_SETS * math.sqrt(unlike)
+
+
+def _reason(found: Iterable[Mapping[str, Any]]) -> str:
+    by_set: dict[str, list[float]] = {}
+    for one in found:
+        by_set.setdefault(one["data"], []).append(one["effect"])
+    effects = [f"{signed(sum(each) / len(each), 1)} on {data}" for data, each in by_set.items()]
+    return f"{listing(effects)} ({plural(len(effects), 'data set')})"
