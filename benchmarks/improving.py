@@ -123,9 +123,9 @@ def main() -> None:
         "random": (by_random_search, "val"),
         "same images": (by_factorial, "test"),
     }
-    print(
-        "| task | trials | way | better | false better | gain | of the best |\n| --- | --- | --- | --- | --- | --- | --- |"
-    )
+    heads = ("task", "trials", "way", "better", "false better", "gain", "of the best")
+    for row in (heads, ["---"] * len(heads)):
+        print("| " + " | ".join(row) + " |")
     for name in WORLDS:
         for trials in (24, 40, 64):
             for way, (choose, split) in ways.items():

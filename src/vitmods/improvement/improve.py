@@ -48,8 +48,9 @@ REQUEST = "improve.json"
 SCREEN, MODEL = "screen", "model"
 MOST_CANDIDATES = 5
 SCREEN_SEEDS = 3
-PLANNED = 0.4  # of the time, for the screen
+PLANNED = 0.4  # of the time, at most, for the screen
 CONFIRMED = 1 / 3  # of the time, at least, for the confirmation
+CONFIRM_SEEDS = 5
 MADE_VAL = 0.2  # of the images, where val is made: the screen is judged on it
 SLOWER = 1.25  # the last training, times what it is expected to take
 ADAPTING = {
@@ -208,9 +209,17 @@ def improve(
     else:
         say(options, f"Confirming {arm.name} against base, on fresh seeds and on test.")
         left = _until(limit, limit.left_s - _last_training_s(answer, limit))
-        of_arms = {} if screen.settings.kind.name == "factorial" else {"arm": arm.name}
-        seeds = 5 if left.seconds is None else None
-        confirmed = screen.confirm(out / SCREEN, seeds, budget=left, command=command, options=options, **of_arms)
+        how: dict[str, Any] = {"budget": left, "command": command, "options": options}
+        if screen.settings.kind.name != "factorial":
+            how["arm"] = arm.name
+        begun = StudyFolder(out / SCREEN).confirmation(arm.name).facts() is not None
+        try:
+            confirmed = screen.confirm(out / SCREEN, CONFIRM_SEEDS if left.seconds is None else None, **how)
+        except UserError as error:
+            if begun or left.seconds is None:
+                raise
+            say(options, f"Not confirmed in what is left of the time. {error}")
+            return replace(found, arm=arm.name)
         found = replace(found, arm=arm.name, confirmed=confirmed)
         if not confirmed.complete:
             return found
@@ -292,7 +301,7 @@ class _Request:
             return chosen, SCREEN_SEEDS
         say(self.options, f"How long trials may be, if all {len(chosen)} candidates are tried:")
         planned: Any = study.dry_run(
-            self.out / SCREEN, budget=_until(limit, PLANNED * limit.seconds), options=self.options
+            self.out / SCREEN, budget=_until(limit, _share(study) * limit.seconds), options=self.options
         )
         steps, count = min(planned.steps.values()), len(study.settings.every_arm) * SCREEN_SEEDS
         most = count * steps / LEARNING_STEPS  # trials that are long enough
@@ -389,11 +398,17 @@ def _held_out(data: str, images: ImageOptions) -> tuple[str, ImageOptions]:
 def _screen(study: Study, out: Path, limit: Budget, options: StudyOptions, command: str | None) -> Answer:
     """Train the screen in its part of the time; if that is too short, in all that the confirmation leaves."""
     how: dict[str, Any] = {"command": command, "options": replace(options, cost_seconds=0)}
-    answer = study.run(out, budget=_until(limit, PLANNED * (limit.seconds or 0)), **how)
+    answer = study.run(out, budget=_until(limit, _share(study) * (limit.seconds or 0)), **how)
     spare_s = limit.left_s - (CONFIRMED + 0.1) * (limit.seconds or 0)
     if not answer.complete and not answer.failed and limit.seconds is not None and spare_s > 0:
         answer = study.run(out, budget=_until(limit, spare_s), **how)
     return answer
+
+
+def _share(study: Study) -> float:
+    """The part of the time for a screen: the confirmation trains as long, and so does the last training."""
+    trials = len(study.settings.every_arm) * len(study.settings.seeds)
+    return min(PLANNED, 0.8 * trials / (trials + 2 * CONFIRM_SEEDS + 2))
 
 
 def _until(limit: Budget, seconds: float) -> Budget:

@@ -174,7 +174,7 @@ def load_images(
     if answer_on == "test":
         dataset.split("test")  # a UserError without one
     images: Any = EvaluatedOnVal(dataset) if answer_on == VAL else dataset
-    return images  # type: ignore[no-any-return]
+    return images
 
 
 def base_config(cell: Cell, num_classes: int) -> Base:
