@@ -22,9 +22,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from vitmods.changes import Change
+from vitmods.changes.compose import conflicts
 from vitmods.data.sources import open_source
 from vitmods.recipes import Recipe
 from vitmods.report.hub import save_pretrained
+from vitmods.stats.runs import NoDesign
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE, Arm, make_arms
@@ -252,12 +255,15 @@ class _Request:
         )  # fmt: skip
 
     def screening(self, chosen: Sequence[Candidate], seeds: int) -> Study:
-        """Return the study of all candidates: together from scratch, one by one from trained weights, which a look
-        gives up as soon as they are decided."""
+        """Return the study of all candidates: together from scratch, one by one where they exclude each other, or from
+        trained weights, which a look gives up as soon as they are decided."""
         arms = [one.change for one in chosen]
         if self.start is not None:
             return self.study(arms, until_decided=True)
-        return self.study(arms, design="factorial", seeds=seeds)
+        try:
+            return self.study(arms, design="factorial", seeds=seeds)
+        except NoDesign:
+            return self.study(arms, seeds=seeds)
 
     def plan(
         self, given: Iterable[str] | None, without: Sequence[str], with_recipe: bool, limit: Budget
@@ -330,13 +336,18 @@ class _Request:
             side = int(patch) if patch.isdigit() else 16
             found = promising(Setting(study.training_images, channels, channels * side**2))
         chosen: list[Candidate] = []
+        second: list[Candidate] = []  # of a slot
         for candidate in found:
-            if candidate.change in without or len(chosen) == MOST_CANDIDATES:
+            if candidate.change in without or len(chosen) + len(second) == MOST_CANDIDATES:
                 continue
-            if not (reason := _refused(study, candidate, chosen)):
+            reason, excludes = _unfit(study, candidate), _excluded_by(candidate, [*chosen, *second])
+            if not reason and not excludes:
                 chosen.append(candidate)
-                continue
-            say(self.options, f"Not tried: {candidate.change}, {reason}")
+            elif not reason and len(excludes) == 1 and not second:
+                second.append(candidate)
+            else:
+                say(self.options, f"Not tried: {candidate.change}, {reason or f'beside {listing(excludes)}'}.")
+        chosen += second  # so that it is the first one to be dropped
         if with_recipe:
             chosen += _of_recipe(cell.recipe, without)
         for candidate in chosen:
@@ -344,24 +355,23 @@ class _Request:
         return chosen
 
 
-def _refused(study: Study, candidate: Candidate, chosen: Sequence[Candidate]) -> str:
-    """Say why a candidate is not tried: base does not take it, or others of its kind are tried; empty: it is."""
-    from vitmods.changes import Change
-    from vitmods.changes.compose import conflicts
-
+def _unfit(study: Study, candidate: Candidate) -> str:
+    """Say why base does not take a candidate; empty: it does."""
     (arm,) = make_arms([candidate.change])
     cell = replace(study.settings.cell(BASE), arm=arm)
     try:
         if not arm.recipe:
             build_cell(cell, base_config(cell, 2), 0, 2)
     except UserError as error:
-        return f"which base does not take: {error}"
-    listed = {one.name: one.changes for one in (arm, *make_arms([other.change for other in chosen] or [arm]))}
-    if all(isinstance(edit, Change) for edits in listed.values() for edit in edits):
-        pairs = list(conflicts(listed))  # type: ignore[arg-type]
-        if sum(arm.name in pair for pair in pairs) > 1 or (pairs and len(pairs) > 1):
-            return f"beside {listing(sorted({name for pair in pairs for name in pair} - {arm.name}))}."
+        return f"which base does not take ({str(error).rstrip('.')})"
     return ""
+
+
+def _excluded_by(candidate: Candidate, others: Sequence[Candidate]) -> list[str]:
+    """List the other candidates that no model can have together with this one."""
+    arms = make_arms([one.change for one in (candidate, *others)])
+    changes = {arm.name: [edit for edit in arm.changes if isinstance(edit, Change)] for arm in arms}
+    return [other for pair in conflicts(changes) if arms[0].name in pair for other in pair if other != arms[0].name]
 
 
 def _of_recipe(recipe: Recipe, without: Sequence[str]) -> list[Candidate]:
