@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vitmods.study import Study
 
 FAILED = 1  # exit code
-USUAL_ARMS = ("dpn", "rms", "placement(attn=post,mlp=post)")
+USUAL_ARMS = 3  # the most promising changes
 ARMS_OF_TRAINED = ("attention", "head", "train(norms)")  # of trained weights, which keep them
 COMMON = (
     "data arms base from task img-size recipe epochs seeds until-decided budget margin metric workers device out "
@@ -79,8 +79,8 @@ class Compare:
     replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES), biases, last(4),
     lora(rank=8), dora(rank=8): what is trained; full: all; prompts(10): new tokens; adapt: eight of these.
     lr(5e-5): a field of the recipe. paper:TABLE: the arms of a published table, and its task, bases and sweep unless
-    you set them (`vitmods paper`); norms: only the arms of one. None: dpn rms placement(attn=post,mlp=post); with
-    --from all arms of its folder, or attention head train(norms)"""
+    you set them (`vitmods paper`); norms: only the arms of one. None: the three changes that are most promising for
+    these images and base; with --from all arms of its folder, or attention head train(norms)"""
     base: tuple[str, ...] = ()
     """the model without changes, or several: then every arm is compared with each. Ti/16, S/16, B/16, S36/16 (36 deep),
     or a timm name; any other model as timm:NAME, torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION
@@ -212,6 +212,24 @@ def run(study: Study, options: Compare, out: Path, how: dict[str, Any]) -> int:
     return max(_exit_code(result.complete, result.has_diverged, result.failed), FAILED if failed else 0)
 
 
+def _promising(options: Compare) -> tuple[str, ...]:
+    """Choose the most promising changes for the images and base, and say which and why. UserError where none suits."""
+    from vitmods.study import Study
+    from vitmods.study.candidates import candidates_for
+
+    data_sets = make_grid(options.settings.sweep).to_dict().get("data", [options.dataset.data])
+    alone = Study(
+        next(iter(options.base), None), None, data_sets[0], options.training, 1, task=options.dataset.task,
+        start=options.start, images=options.dataset,
+    )  # fmt: skip
+    chosen, _ = candidates_for(alone, USUAL_ARMS)
+    if not chosen:
+        raise UserError("None of the promising changes suits this base: name what to compare with --arms.")
+    reasons = "; ".join(f"{one.change}, {one.reason}" for one in chosen)
+    note(f"Without --arms, the most promising changes by our studies are compared (docs/evidence.md): {reasons}.")
+    return tuple(one.change for one in chosen)
+
+
 def _exit_code(complete: bool, has_diverged: bool, failed: Sequence[str]) -> int:
     """Print what is missing; returns the exit code. A budget that ends is no failure."""
     if complete:
@@ -225,7 +243,8 @@ def _exit_code(complete: bool, has_diverged: bool, failed: Sequence[str]) -> int
 def _announce(options: Compare, budget: Budget, data_sets: Sequence[str], folder: str) -> None:
     """Print what is compared, before torch is imported and the images are listed."""
     settings, data, start = options.settings, options.dataset.data, options.start
-    arms = first_of(options.arms or (USUAL_ARMS if start is None else ("the usual arms",)), 6)
+    usual = "the usual arms" if start else "the most promising changes"
+    arms = first_of(options.arms or (usual,), 6)
     count = options.max_seeds if settings.until_decided else options.seeds
     seeds = f"{'at most ' * settings.until_decided}{plural(count or settings.usual_seeds, 'seed')} each"
     if budget.seconds is not None and count is None:
@@ -263,9 +282,10 @@ def make_study(options: Compare, task: str | None = None, budget: Budget | None 
     arms, settings, line_up = options.arms, options.settings, table_of(options.arms)
     train = options.training.overrides.get("train", ALL)
     if arms is None and not alone:
-        arms = arm_names(options.start) if options.start else USUAL_ARMS
-        parts = (arm for arm in ARMS_OF_TRAINED if split_training(arm)[1]["train"] != train)
-        arms = arms or (USUAL_ARMS if "train" in TASKS[options.dataset.task].unread else tuple(parts))
+        arms = arm_names(options.start) if options.start else ()
+        if options.start and not arms and "train" not in TASKS[options.dataset.task].unread:
+            arms = tuple(arm for arm in ARMS_OF_TRAINED if split_training(arm)[1]["train"] != train)
+        arms = arms or _promising(options)
     names_of_base = {BASE, "full"} if train == ALL else {BASE}
     for arm in sorted(names_of_base.intersection(map(str.strip, arms or ()))):
         subject = BASE if arm == BASE else f"{arm}, which is base here,"

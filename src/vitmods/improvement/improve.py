@@ -22,8 +22,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vitmods.changes import Change
-from vitmods.changes.compose import conflicts
 from vitmods.data.sources import open_source
 from vitmods.recipes import Recipe
 from vitmods.report.hub import save_pretrained
@@ -32,16 +30,15 @@ from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE, Arm, make_arms
 from vitmods.study.budget import ENDLESS, Budget, make_budget
-from vitmods.study.candidates import Candidate, Setting, promising
+from vitmods.study.candidates import Candidate, candidates_for
 from vitmods.study.cells import ImageOptions
 from vitmods.study.choice import LEARNING_STEPS
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
-from vitmods.study.prepare import build_cell, say
+from vitmods.study.prepare import say
 from vitmods.study.retrain import Retrained, retrain_study
 from vitmods.study.store import StudyFolder, read_object
 from vitmods.study.study import USUAL_IMAGES, USUAL_OPTIONS, Study, override
-from vitmods.study.trial import base_config
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
@@ -329,49 +326,16 @@ class _Request:
         if self.start is not None:
             ways = [Candidate(way, None, why) for way, why in ADAPTING.items()]
             has_peft = importlib.util.find_spec("peft") is not None
-            found = [one for one in ways if has_peft or not one.change.startswith("lora")]
+            chosen = [one for one in ways if one.change not in without and (has_peft or "lora" not in one.change)]
         else:
-            base, channels = cell.fixed["base"], cell.fixed["in_chans"]
-            patch = base.partition("?")[0].rpartition("/")[2] if isinstance(base, str) else ""
-            side = int(patch) if patch.isdigit() else 16
-            found = promising(Setting(study.training_images, channels, channels * side**2))
-        chosen: list[Candidate] = []
-        second: list[Candidate] = []  # of a slot
-        for candidate in found:
-            if candidate.change in without or len(chosen) + len(second) == MOST_CANDIDATES:
-                continue
-            reason, excludes = _unfit(study, candidate), _excluded_by(candidate, [*chosen, *second])
-            if not reason and not excludes:
-                chosen.append(candidate)
-            elif not reason and len(excludes) == 1 and not second:
-                second.append(candidate)
-            else:
-                say(self.options, f"Not tried: {candidate.change}, {reason or f'beside {listing(excludes)}'}.")
-        chosen += second  # so that it is the first one to be dropped
+            chosen, refused = candidates_for(study, MOST_CANDIDATES, without, seconds=1)
+            for line in refused:
+                say(self.options, f"Not tried: {line}.")
         if with_recipe:
             chosen += _of_recipe(cell.recipe, without)
         for candidate in chosen:
             say(self.options, f"To try: {candidate.change}, {candidate.reason}.")
         return chosen
-
-
-def _unfit(study: Study, candidate: Candidate) -> str:
-    """Say why base does not take a candidate; empty: it does."""
-    (arm,) = make_arms([candidate.change])
-    cell = replace(study.settings.cell(BASE), arm=arm)
-    try:
-        if not arm.recipe:
-            build_cell(cell, base_config(cell, 2), 0, 2)
-    except UserError as error:
-        return f"which base does not take ({str(error).rstrip('.')})"
-    return ""
-
-
-def _excluded_by(candidate: Candidate, others: Sequence[Candidate]) -> list[str]:
-    """List the other candidates that no model can have together with this one."""
-    arms = make_arms([one.change for one in (candidate, *others)])
-    changes = {arm.name: [edit for edit in arm.changes if isinstance(edit, Change)] for arm in arms}
-    return [other for pair in conflicts(changes) if arms[0].name in pair for other in pair if other != arms[0].name]
 
 
 def _of_recipe(recipe: Recipe, without: Sequence[str]) -> list[Candidate]:

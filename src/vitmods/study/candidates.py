@@ -14,19 +14,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitmods.stats.tables import signed
+from vitmods.study.arms import BASE, make_arms
+from vitmods.util.errors import UserError
 from vitmods.util.text import listing, plural
+
+if TYPE_CHECKING:
+    from vitmods.study.cells import Cell
+    from vitmods.study.study import Study
 
 KNOWN = Path(__file__).with_name("known_effects.json")
 USUAL = 3.0  # points: standard deviation of the effects of changes
 BETWEEN_SETS = 3.0  # points: that of an effect between data sets that are alike
 LEAST = 0.3  # points: of the effect to expect
+USUAL_PATCH = 16  # pixels, of models whose name does not say it
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,54 @@ def promising(setting: Setting, known: Iterable[Mapping[str, Any]] | None = None
     return [candidate for _, candidate in sorted(candidates, key=lambda pair: -pair[0])]
 
 
+def candidates_for(
+    study: Study, most: int, without: Container[str] = (), seconds: int = 0
+) -> tuple[list[Candidate], list[str]]:
+    """The most promising changes that suit the base and the images of a study, and why others are left out.
+
+    Changes that exclude a better one are left out, but for `seconds` of them, which come last.
+    """
+    cell = study.settings.cell(BASE)
+    base, channels = cell.fixed["base"], cell.fixed["in_chans"]
+    patch = base.partition("?")[0].rpartition("/")[2] if isinstance(base, str) else ""
+    side = int(patch) if patch.isdigit() else USUAL_PATCH
+    chosen, second, refused = list[Candidate](), list[Candidate](), list[str]()
+    for candidate in promising(Setting(study.training_images, channels, channels * side**2)):
+        if candidate.change in without or len(chosen) + len(second) == most:
+            continue
+        excludes = _excluded_by(candidate, [*chosen, *second])
+        if excludes and (len(excludes) > 1 or len(second) == seconds):
+            refused.append(f"{candidate.change}, beside {listing(excludes)}")
+        elif reason := _unfit(cell, candidate):
+            refused.append(f"{candidate.change}, which base does not take ({reason.rstrip('.')})")
+        else:
+            (second if excludes else chosen).append(candidate)
+    return [*chosen, *second], refused
+
+
+def _unfit(cell: Cell, candidate: Candidate) -> str:
+    """Say why base does not take a candidate; empty: it does."""
+    from vitmods.study.prepare import build_cell
+    from vitmods.study.trial import base_config
+
+    cell = replace(cell, arm=make_arms([candidate.change])[0])
+    try:
+        build_cell(cell, base_config(cell, 2), 0, 2)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _excluded_by(candidate: Candidate, others: Sequence[Candidate]) -> list[str]:
+    """List the other candidates that no model can have together with this one."""
+    from vitmods.changes import Change
+    from vitmods.changes.compose import conflicts
+
+    arms = make_arms([one.change for one in (candidate, *others)])
+    changes = {arm.name: [edit for edit in arm.changes if isinstance(edit, Change)] for arm in arms}
+    return [other for pair in conflicts(changes) if arms[0].name in pair for other in pair if other != arms[0].name]
+
+
 @cache
 def known_effects() -> list[dict[str, Any]]:
     """The effects of changes in the gallery, in points of top-1."""
@@ -79,8 +134,9 @@ def _difference(one: Mapping[str, Any], setting: Setting) -> float:
 
 
 def _reason(found: Iterable[Mapping[str, Any]]) -> str:
-    by_set: dict[str, list[float]] = {}
+    by_set: dict[str, list[tuple[float, float]]] = {}
     for one in found:
-        by_set.setdefault(one["data"], []).append(one["effect"])
-    effects = [f"{signed(sum(each) / len(each), 1)} on {data}" for data, each in by_set.items()]
+        by_set.setdefault(one["data"], []).append((one["half"] ** -2, one["effect"]))
+    means = {data: sum(w * effect for w, effect in each) / sum(w for w, _ in each) for data, each in by_set.items()}
+    effects = [f"{signed(mean, 1)} on {data}" for data, mean in means.items()]
     return f"{listing(effects)} ({plural(len(effects), 'data set')})"
