@@ -26,6 +26,7 @@ from vitmods.data.sources import open_source
 from vitmods.recipes import Recipe
 from vitmods.report.hub import save_pretrained
 from vitmods.stats.runs import NoDesign
+from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE, Arm, make_arms
@@ -120,11 +121,13 @@ class Improvement(Printed):
         if self.effect is None or self.confirmed is None:
             return f"The best of the candidates, {self.arm}, is not confirmed yet: the same command goes on."
         base, arm = self.confirmed.base_mean, self.confirmed.arms[0].mean
-        scores = f", {metric.shown(base)} before and {metric.shown(arm)} after" if base and arm else ""
+        scores = f" {metric.title}, {metric.shown(base)} before and {metric.shown(arm)} after" if base and arm else ""
+        low, high = (signed(end, self.effect.digits) for end in self.effect.interval)
+        found = f"{signed(self.effect.effect, self.effect.digits)} [{low}, {high}] {self.effect.shown_unit} of{scores}"
         seeds = f"on {self.effect.n} fresh seeds and images that no choice has seen"
         if self.is_better:
-            return f"{self.arm} is better than base: {self.effect!r}{scores}, {seeds}."
-        return f"Base is kept: {self.arm} is not shown to be better ({self.effect!r}{scores}, {seeds})."
+            return f"{self.arm} is better than base: {found}, {seeds}."
+        return f"Base is kept: {self.arm} is not shown to be better ({found}, {seeds})."
 
     def __repr__(self) -> str:
         lines = [self.headline]
@@ -277,7 +280,7 @@ class _Request:
                     raise UserError(f"{was}, not {value}: choose another folder (--out).")
         if earlier is not None and given is None and not without and not with_recipe:
             return tuple(Candidate(**one) for one in earlier["candidates"]), earlier["seeds"]
-        chosen = [Candidate(text, None, "given") for text in given or ()] or self._choose(without, with_recipe)
+        chosen = [Candidate(text, None, "you named it") for text in given or ()] or self._choose(without, with_recipe)
         chosen = [one for one in chosen if one.change not in without]
         if len(chosen) < 2:
             raise UserError(
