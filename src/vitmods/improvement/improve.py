@@ -121,9 +121,10 @@ class Improvement(Printed):
         if self.effect is None or self.confirmed is None:
             return f"The best of the candidates, {self.arm}, is not confirmed yet: the same command goes on."
         base, arm = self.confirmed.base_mean, self.confirmed.arms[0].mean
-        scores = f" {metric.title}, {metric.shown(base)} before and {metric.shown(arm)} after" if base and arm else ""
+        scores = f", {metric.shown(base)} before and {metric.shown(arm)} after" if base and arm else ""
         low, high = (signed(end, self.effect.digits) for end in self.effect.interval)
-        found = f"{signed(self.effect.effect, self.effect.digits)} [{low}, {high}] {self.effect.shown_unit} of{scores}"
+        number = f"{signed(self.effect.effect, self.effect.digits)} [{low}, {high}]"
+        found = f"{number} {self.effect.shown_unit} of {metric.title}{scores}"
         seeds = f"on {self.effect.n} fresh seeds and images that no choice has seen"
         if self.is_better:
             return f"{self.arm} is better than base: {found}, {seeds}."
