@@ -75,6 +75,24 @@ def test_known_effects_are_those_of_models_from_scratch_and_every_change_parses(
     assert "dpn" not in best
 
 
+def test_without_arms_the_shell_compares_the_most_promising_changes(tmp_path, capsys):
+    few = ["--base", "mu1/4", "--limit-train", "128", "--epochs", "1", "--seeds", "2", "--workers", "1"]
+    assert (
+        main(["compare", "digits", *few, "--out", str(tmp_path / "out"), "--cost-seconds", "0", "--device", "cpu"]) == 0
+    )
+    said = capsys.readouterr().err
+    answer = Answer.load(tmp_path / "out")
+    best = [one.change for one in promising(Setting(128, 1, 16)) if one.change != "hmlp"][:3]  # levit is before it
+    assert [arm.name for arm in answer.arms] == best
+    assert "Comparing the most promising changes" in said
+    assert all(f"{change}: " in said for change in best)
+    two = Study(["mu1/4", "mu2/4"], "promising", "digits", plain(epochs=1), 2, pretrain=None)
+    best = [one.change for one in promising(Setting(1259, 1, 16)) if one.change != "hmlp"][:3]  # levit is before it
+    assert [arm.name for arm in two.settings.arms] == best
+    with pytest.raises(UserError, match="patch_drop"):  # base itself cannot be built
+        Study("timm:test_vit", "promising", "digits", plain(epochs=1).with_(patch_drop=0.5), 2, img_size=32)
+
+
 def test_the_screen_is_about_val_and_the_confirmation_about_test_and_fresh_seeds(finished):
     found, out = finished
     screen, confirmed = Answer.load(out / "screen"), found.confirmed

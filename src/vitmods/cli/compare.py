@@ -16,7 +16,7 @@ import tyro
 from vitmods.cli.options import DataOptions, announce, expected_folder, note, parse, readable_folder, with_key
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
-from vitmods.study.arms import make_arms, table_of
+from vitmods.study.arms import PROMISING, is_promising, make_arms, table_of
 from vitmods.study.budget import Budget, make_budget
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from vitmods.study import Study
 
 FAILED = 1  # exit code
-USUAL_ARMS = 3  # the most promising changes
 ARMS_OF_TRAINED = ("attention", "head", "train(norms)")  # of trained weights, which keep them
 COMMON = (
     "data arms base from task img-size recipe epochs seeds until-decided budget margin metric workers device out "
@@ -79,8 +78,9 @@ class Compare:
     replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES), biases, last(4),
     lora(rank=8), dora(rank=8): what is trained; full: all; prompts(10): new tokens; adapt: eight of these.
     lr(5e-5): a field of the recipe. paper:TABLE: the arms of a published table, and its task, bases and sweep unless
-    you set them (`vitmods paper`); norms: only the arms of one. None: the three changes that are most promising for
-    these images and base; with --from all arms of its folder, or attention head train(norms)"""
+    you set them (`vitmods paper`); norms: only the arms of one. None: promising, the three changes that our studies
+    found most promising for images and a base like these; with --from all arms of its folder, or attention head
+    train(norms)"""
     base: tuple[str, ...] = ()
     """the model without changes, or several: then every arm is compared with each. Ti/16, S/16, B/16, S36/16 (36 deep),
     or a timm name; any other model as timm:NAME, torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION
@@ -164,7 +164,9 @@ def main(arguments: Sequence[str]) -> int:
     machine = replace(options.options, progress=not options.quiet)
     trains = not (options.dry_run or options.pilot or options.retrain is not None or budget.seconds)
     with start_template_early(machine) if trains else nullcontext():
-        if options.arms and not (options.start or line_up):  # arms of a folder of checkpoints have names of their own
+        if options.arms and not (
+            options.start or line_up or is_promising(options.arms)
+        ):  # arms of a folder of checkpoints have names of their own
             make_arms(options.arms)
         machine.check_here()
         study = make_study(options, task, budget if options.budget else None)
@@ -210,24 +212,6 @@ def run(study: Study, options: Compare, out: Path, how: dict[str, Any]) -> int:
     print_answer(result)
     print(f"Report: {named(report)}\nResults: {named(result.path / 'results.csv')}, results.json")
     return max(_exit_code(result.complete, result.has_diverged, result.failed), FAILED if failed else 0)
-
-
-def _promising(options: Compare) -> tuple[str, ...]:
-    """Choose the most promising changes for the images and base, and say which and why. UserError where none suits."""
-    from vitmods.study import Study
-    from vitmods.study.candidates import candidates_for
-
-    data_sets = make_grid(options.settings.sweep).to_dict().get("data", [options.dataset.data])
-    alone = Study(
-        next(iter(options.base), None), None, data_sets[0], options.training, 1, task=options.dataset.task,
-        start=options.start, images=options.dataset,
-    )  # fmt: skip
-    chosen, _ = candidates_for(alone, USUAL_ARMS)
-    if not chosen:
-        raise UserError("None of the promising changes suits this base: name what to compare with --arms.")
-    reasons = "; ".join(f"{one.change}, {one.reason}" for one in chosen)
-    note(f"Without --arms, the most promising changes by our studies are compared (docs/evidence.md): {reasons}.")
-    return tuple(one.change for one in chosen)
 
 
 def _exit_code(complete: bool, has_diverged: bool, failed: Sequence[str]) -> int:
@@ -285,7 +269,7 @@ def make_study(options: Compare, task: str | None = None, budget: Budget | None 
         arms = arm_names(options.start) if options.start else ()
         if options.start and not arms and "train" not in TASKS[options.dataset.task].unread:
             arms = tuple(arm for arm in ARMS_OF_TRAINED if split_training(arm)[1]["train"] != train)
-        arms = arms or _promising(options)
+        arms = arms or (PROMISING,)
     names_of_base = {BASE, "full"} if train == ALL else {BASE}
     for arm in sorted(names_of_base.intersection(map(str.strip, arms or ()))):
         subject = BASE if arm == BASE else f"{arm}, which is base here,"

@@ -332,7 +332,7 @@ class _Request:
             has_peft = importlib.util.find_spec("peft") is not None
             chosen = [one for one in ways if one.change not in without and (has_peft or "lora" not in one.change)]
         else:
-            chosen, refused = candidates_for(study, MOST_CANDIDATES, without, seconds=1)
+            chosen, refused = candidates_for(cell, study.training_images, MOST_CANDIDATES, without, seconds=1)
             for line in refused:
                 say(self.options, f"Not tried: {line}.")
         if with_recipe:

@@ -12,7 +12,6 @@ helps: that is measured.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmods.stats.tables import signed
-from vitmods.study.arms import BASE, make_arms
+from vitmods.study.arms import make_arms
 from vitmods.util.errors import UserError
+from vitmods.util.limits import read_json
 from vitmods.util.text import listing, plural
 
 if TYPE_CHECKING:
     from vitmods.study.cells import Cell
-    from vitmods.study.study import Study
 
 KNOWN = Path(__file__).with_name("known_effects.json")
 USUAL = 3.0  # points: standard deviation of the effects of changes
@@ -69,18 +68,19 @@ def promising(setting: Setting, known: Iterable[Mapping[str, Any]] | None = None
 
 
 def candidates_for(
-    study: Study, most: int, without: Container[str] = (), seconds: int = 0
+    cell: Cell, images: int, most: int = 3, without: Container[str] = (), seconds: int = 0
 ) -> tuple[list[Candidate], list[str]]:
-    """The most promising changes that suit the base and the images of a study, and why others are left out.
+    """The most promising changes for base, as a cell, and so many training images, and why others are left out.
 
-    Changes that exclude a better one are left out, but for `seconds` of them, which come last.
+    Changes that exclude a better one are left out, but for `seconds` of them, which come last. Raises UserError where
+    base cannot be built.
     """
-    cell = study.settings.cell(BASE)
+    _build(cell)
     base, channels = cell.fixed["base"], cell.fixed["in_chans"]
     patch = base.partition("?")[0].rpartition("/")[2] if isinstance(base, str) else ""
     side = int(patch) if patch.isdigit() else USUAL_PATCH
     chosen, second, refused = list[Candidate](), list[Candidate](), list[str]()
-    for candidate in promising(Setting(study.training_images, channels, channels * side**2)):
+    for candidate in promising(Setting(images, channels, channels * side**2)):
         if candidate.change in without or len(chosen) + len(second) == most:
             continue
         excludes = _excluded_by(candidate, [*chosen, *second])
@@ -95,15 +95,18 @@ def candidates_for(
 
 def _unfit(cell: Cell, candidate: Candidate) -> str:
     """Say why base does not take a candidate; empty: it does."""
-    from vitmods.study.prepare import build_cell
-    from vitmods.study.trial import base_config
-
-    cell = replace(cell, arm=make_arms([candidate.change])[0])
     try:
-        build_cell(cell, base_config(cell, 2), 0, 2)
+        _build(replace(cell, arm=make_arms([candidate.change])[0]))
     except UserError as error:
         return str(error)
     return ""
+
+
+def _build(cell: Cell) -> None:
+    from vitmods.study.prepare import build_cell
+    from vitmods.study.trial import base_config
+
+    build_cell(cell, base_config(cell, 2), 0, 2)
 
 
 def _excluded_by(candidate: Candidate, others: Sequence[Candidate]) -> list[str]:
@@ -119,7 +122,7 @@ def _excluded_by(candidate: Candidate, others: Sequence[Candidate]) -> list[str]
 @cache
 def known_effects() -> list[dict[str, Any]]:
     """The effects of changes in the gallery, in points of top-1."""
-    found: list[dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
+    found: list[dict[str, Any]] = read_json(KNOWN)
     return found
 
 
