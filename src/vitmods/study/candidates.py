@@ -37,7 +37,7 @@ USUAL_PATCH = 16  # pixels, of models whose name does not say it
 
 @dataclass(frozen=True)
 class Setting:
-    """What the effect of a change depends on: training images, their channels, and values a patch."""
+    """What the effect of a change depends on: training images (0: unknown), their channels, and values a patch."""
 
     images: int
     channels: int
@@ -128,10 +128,9 @@ def known_effects() -> list[dict[str, Any]]:
 
 def _difference(one: Mapping[str, Any], setting: Setting) -> float:
     """How far the effect of a study may be from the one here: points, one standard deviation."""
-    factors = (
-        math.log10(one["images"] / max(setting.images, 1)),
-        math.log2(one["patch_values"] / setting.patch_values) / 4,
-    )
+    factors = [math.log2(one["patch_values"] / setting.patch_values) / 4]
+    if setting.images:
+        factors.append(math.log10(one["images"] / setting.images))
     unlike = 1 + 3 * (one["channels"] != setting.channels) + sum(factor**2 for factor in factors)
     return BETWEEN_SETS * math.sqrt(unlike)
 
