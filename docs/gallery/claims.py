@@ -1,6 +1,7 @@
 """Rewrite what follows from the claims of the papers and the studies of the gallery: `python docs/gallery/claims.py`.
 
 - src/vitmods/papers/tables/studies.json: the numbers of the gallery's entries, for the package;
+- src/vitmods/study/known_effects.json: the effects of each change, by which candidates are chosen;
 - docs/claims.md: each claim with its status;
 - docs/evidence.md: the effects of each change by data set, between two marks;
 - on the page of each change the line of statuses of the claims about it, and the table of its effects in the gallery.
@@ -23,6 +24,7 @@ from vitmods.papers import PAPERS, TABLES
 from vitmods.papers.claims import STUDIES, Claim, GalleryStudy, counted, studies
 from vitmods.stats.tables import signed
 from vitmods.study.arms import Arm, arms_from_text
+from vitmods.study.candidates import KNOWN
 from vitmods.study.evidence import Finding, together
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -174,6 +176,20 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
     )
 
 
+def known_effects() -> list[dict[str, Any]]:
+    """The effects on top-1 of each change in models that were trained from scratch, with what they depend on."""
+    known = []
+    for study, arm, short in itertools.chain.from_iterable(effects_of_changes().values()):
+        facts = study.facts
+        if study.metric == "top-1" and facts["start"] == "new":
+            effect, low, high = study.effects[arm]
+            values, patch = (max(_listed(facts[name])) for name in ("patch_values", "patch"))
+            of_study = {"data": facts["data"], "images": facts["images"], "channels": values // patch**2}
+            of_change = {"change": short, "effect": effect, "half": round((high - low) / 2, 2)}
+            known.append({**of_change, **of_study, "patch_values": values})
+    return sorted(known, key=lambda one: (one["change"], one["data"], one["images"], one["effect"]))
+
+
 def evidence_map() -> str:
     """The effects of each change on the data sets of the gallery, and on others."""
     findings = []
@@ -194,7 +210,11 @@ def evidence_map() -> str:
 
 
 def _several(fact: Any) -> str:
-    return " and ".join(f"{value:,}" for value in (fact if isinstance(fact, list) else [fact]))
+    return " and ".join(f"{value:,}" for value in _listed(fact))
+
+
+def _listed(fact: Any) -> list[Any]:
+    return fact if isinstance(fact, list) else [fact]
 
 
 def with_numbers(text: str, numbers: str) -> str:
@@ -225,6 +245,8 @@ def cards() -> dict[Path, str]:
 def main() -> None:
     STUDIES.write_text(json.dumps(studies_of(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     studies.cache_clear()
+    lines = ",\n".join(map(json.dumps, known_effects()))
+    KNOWN.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     (DOCS / "claims.md").write_text(page(), encoding="utf-8")
     evidence = DOCS / "evidence.md"
     evidence.write_text(MAP.sub(lambda _: evidence_map(), evidence.read_text(encoding="utf-8")), encoding="utf-8")

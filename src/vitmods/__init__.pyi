@@ -39,6 +39,7 @@ from .finetune import MultiTask as MultiTask
 from .finetune import load_delta as load_delta
 from .finetune import save_delta as save_delta
 from .finetune import train_only as train_only
+from .improvement.improve import improve as improve
 from .model.config import ViTConfig as ViTConfig
 from .model.vit import ViT as ViT
 from .model.vit import vit as vit

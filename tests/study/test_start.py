@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import vitmods as vm
 from vitmods.adapters import open_checkpoint
 from vitmods.cli import main
-from vitmods.cli.compare import USUAL_ARMS, Compare, make_study
+from vitmods.cli.compare import Compare, make_study
 from vitmods.cli.options import parse
 from vitmods.finetune import parameter_roles
 from vitmods.model.flops import count_macs
@@ -392,8 +392,9 @@ def test_a_folder_of_files(folder):
 def test_the_shell_takes_the_arms_of_the_folder(folder, capsys):
     assert main(["compare", "--from", str(folder), "--limit-train", "128", "--epochs", "1", "--dry-run"]) == 0
     assert "wide" in capsys.readouterr().out
-    usual = make_study(parse(Compare, ["--from", str(folder), "--arms", *USUAL_ARMS], "compare"))
-    assert tuple(arm.name for arm in usual.settings.arms) == USUAL_ARMS
+    chosen = ("dpn", "rms", "placement(attn=post,mlp=post)")
+    study = make_study(parse(Compare, ["--from", str(folder), "--arms", *chosen], "compare"))
+    assert tuple(arm.name for arm in study.settings.arms) == chosen
 
 
 @pytest.mark.parametrize("of_study", [True, False])

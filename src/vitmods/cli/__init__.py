@@ -24,6 +24,7 @@ from vitmods.util.text import printable
 
 COMMANDS = {
     "compare": "train a base ViT and changed ones with paired seeds; say which change helps and what it costs",
+    "improve": "a better model out of a folder of images: try, confirm, train on all, write",
     "base": "train base alone, as the reference of later studies next to it; report its spread, curve and time",
     "train": "train one arm with one seed",
     "pretrain": "train one arm without labels, by DINO or another task",

@@ -16,7 +16,7 @@ import tyro
 from vitmods.cli.options import DataOptions, announce, expected_folder, note, parse, readable_folder, with_key
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
-from vitmods.study.arms import make_arms, table_of
+from vitmods.study.arms import PROMISING, is_promising, make_arms, table_of
 from vitmods.study.budget import Budget, make_budget
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from vitmods.study import Study
 
 FAILED = 1  # exit code
-USUAL_ARMS = ("dpn", "rms", "placement(attn=post,mlp=post)")
 ARMS_OF_TRAINED = ("attention", "head", "train(norms)")  # of trained weights, which keep them
 COMMON = (
     "data arms base from task img-size recipe epochs seeds until-decided budget margin metric workers device out "
@@ -79,8 +78,9 @@ class Compare:
     replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES), biases, last(4),
     lora(rank=8), dora(rank=8): what is trained; full: all; prompts(10): new tokens; adapt: eight of these.
     lr(5e-5): a field of the recipe. paper:TABLE: the arms of a published table, and its task, bases and sweep unless
-    you set them (`vitmods paper`); norms: only the arms of one. None: dpn rms placement(attn=post,mlp=post); with
-    --from all arms of its folder, or attention head train(norms)"""
+    you set them (`vitmods paper`); norms: only the arms of one. None: promising, the three changes that our studies
+    found most promising for images and a base like these; with --from all arms of its folder, or attention head
+    train(norms)"""
     base: tuple[str, ...] = ()
     """the model without changes, or several: then every arm is compared with each. Ti/16, S/16, B/16, S36/16 (36 deep),
     or a timm name; any other model as timm:NAME, torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION
@@ -164,7 +164,9 @@ def main(arguments: Sequence[str]) -> int:
     machine = replace(options.options, progress=not options.quiet)
     trains = not (options.dry_run or options.pilot or options.retrain is not None or budget.seconds)
     with start_template_early(machine) if trains else nullcontext():
-        if options.arms and not (options.start or line_up):  # arms of a folder of checkpoints have names of their own
+        if options.arms and not (
+            options.start or line_up or is_promising(options.arms)
+        ):  # arms of a folder of checkpoints have names of their own
             make_arms(options.arms)
         machine.check_here()
         study = make_study(options, task, budget if options.budget else None)
@@ -225,7 +227,8 @@ def _exit_code(complete: bool, has_diverged: bool, failed: Sequence[str]) -> int
 def _announce(options: Compare, budget: Budget, data_sets: Sequence[str], folder: str) -> None:
     """Print what is compared, before torch is imported and the images are listed."""
     settings, data, start = options.settings, options.dataset.data, options.start
-    arms = first_of(options.arms or (USUAL_ARMS if start is None else ("the usual arms",)), 6)
+    usual = "the usual arms" if start else "the most promising changes"
+    arms = first_of(options.arms or (usual,), 6)
     count = options.max_seeds if settings.until_decided else options.seeds
     seeds = f"{'at most ' * settings.until_decided}{plural(count or settings.usual_seeds, 'seed')} each"
     if budget.seconds is not None and count is None:
@@ -263,9 +266,10 @@ def make_study(options: Compare, task: str | None = None, budget: Budget | None 
     arms, settings, line_up = options.arms, options.settings, table_of(options.arms)
     train = options.training.overrides.get("train", ALL)
     if arms is None and not alone:
-        arms = arm_names(options.start) if options.start else USUAL_ARMS
-        parts = (arm for arm in ARMS_OF_TRAINED if split_training(arm)[1]["train"] != train)
-        arms = arms or (USUAL_ARMS if "train" in TASKS[options.dataset.task].unread else tuple(parts))
+        arms = arm_names(options.start) if options.start else ()
+        if options.start and not arms and "train" not in TASKS[options.dataset.task].unread:
+            arms = tuple(arm for arm in ARMS_OF_TRAINED if split_training(arm)[1]["train"] != train)
+        arms = arms or (PROMISING,)
     names_of_base = {BASE, "full"} if train == ALL else {BASE}
     for arm in sorted(names_of_base.intersection(map(str.strip, arms or ()))):
         subject = BASE if arm == BASE else f"{arm}, which is base here,"

@@ -46,6 +46,10 @@ _RUNS_WITH_CONFLICTS = {2: 3, 3: 6, 4: 8, 5: 8, 6: 12, 7: 16, 8: 16}
 _STARTS = 20
 
 
+class NoDesign(UserError):
+    """Changes of which no two go together."""
+
+
 @dataclass(frozen=True)
 class FactorialRuns:
     """Runs of a study of changes that are switched on and off. Every seed trains all of them."""
@@ -161,7 +165,7 @@ def plan_factorial(
     kept, left_out = _without_excluding(names, pairs)
     pairs = tuple(pair for pair in pairs if set(pair) <= set(kept))
     if len(kept) < 2:
-        raise UserError("A factorial design needs two or more changes that go together: compare these one at a time.")
+        raise NoDesign("A factorial design needs two or more changes that go together: compare these one at a time.")
     if len(kept) > MOST_CHANGES:
         raise UserError(f"A factorial design takes up to {MOST_CHANGES} changes, got {len(kept)}: leave some out.")
     on = _exchanged(kept, pairs, runs) if pairs else fraction(len(kept), runs)

@@ -124,6 +124,15 @@ def find_line_up(text: str) -> LineUp | None:
     return next((line_up for find in LINE_UPS.values() if (line_up := find(text.strip()))), None)
 
 
+PROMISING = "promising"
+"""instead of arms: those that other studies found promising (`vitmods.study.candidates`)"""
+
+
+def is_promising(arms: Any) -> bool:
+    """Whether arms are the word for those that other studies found promising."""
+    return arms == PROMISING or (isinstance(arms, tuple) and arms == (PROMISING,))
+
+
 def table_of(arms: Any) -> LineUp | None:
     """Return the line-up whose bases and settings a study of these arms has; None without one. A word for some arms of
     a table, such as `norms`, has none. Raises UserError for two."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
+import tyro
+
 from vitmods.changes.compose import adds_norms
 from vitmods.data.splits import SplitOptions
 from vitmods.recipes.recipe import Recipe
@@ -39,6 +41,9 @@ class ImageOptions(SplitOptions):
     """channels that the model reads: 3 (RGB) or 1 (gray); None: what fits the images"""
     unreadable: Literal["stop", "skip"] = "stop"
     """images that cannot be read stop the run before training, or are left out and reported"""
+    answer_on: tyro.conf.Suppress[Literal["val", "test"] | None] = None
+    """val: verdicts are about val, and no trial sees test, so that a study of what was chosen may answer on test; None:
+    test, or all held-out images where vitmods made both splits"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,7 +98,9 @@ class Cell:
 
     def on_all_images(self) -> Cell:
         """The same, trained on all images, val and test included."""
-        return replace(self, fixed={**self.fixed, **self.images(), "train_on_all": True}, folds=0)
+        fixed = {**self.fixed, **self.images(), "train_on_all": True}
+        fixed.pop("answer_on", None)  # nothing is left to answer on
+        return replace(self, fixed=fixed, folds=0)
 
 
 def make_cell(

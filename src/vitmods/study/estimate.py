@@ -602,4 +602,4 @@ def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Est
     if settings.until_decided:
         seeds = max((most for most in MAXIMUM_SEEDS if most <= min(seeds, looks[-1])), default=seeds)
     arms = [replace(arm, trials=count) for arm, count in zip(planned.arms, planned.trials(seeds), strict=True)]
-    return replace(planned, settings=replace(settings, seeds=tuple(range(seeds))), arms=tuple(arms))
+    return replace(planned, settings=replace(settings, seeds=settings.first_seeds(seeds)), arms=tuple(arms))

@@ -72,7 +72,8 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
     settings = settings.continuing(facts.settings)
     recorded = {name: facts.settings[name] for name in ("images", "seeds")}
     folder.check_same_study({**settings.to_dict(), **recorded})
-    settings.refuse("retrain")
+    if arm == BEST:  # which is of arms against base
+        settings.refuse("retrain")
     if options.shard:
         raise UserError("--retrain trains on one device: drop --shard and --devices-per-trial.")
     if options.processes > 1 and options.progress:

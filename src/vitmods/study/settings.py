@@ -332,7 +332,11 @@ class Settings(StudySettings):
     @property
     def most_seeds(self) -> tuple[int, ...]:
         """The seeds, and the spare ones after them."""
-        return tuple(dict.fromkeys([*self.seeds, *range(self.spare)]))
+        return tuple(dict.fromkeys([*self.seeds, *self.first_seeds(self.spare)]))
+
+    def first_seeds(self, count: int) -> tuple[int, ...]:
+        """So many seeds, from the first one of the study on."""
+        return tuple(range(self.seeds[0], self.seeds[0] + count))
 
     def with_seeds(self, seeds: Iterable[int], spare: int = 0) -> Settings:
         """Return the same study with these seeds, whose number is settled."""

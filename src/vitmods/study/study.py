@@ -23,11 +23,12 @@ from vitmods.study.arms import (
     FunctionSpec,
     base_function,
     is_foreign,
+    is_promising,
     make_arms,
     table_of,
     with_matched_ranks,
 )
-from vitmods.study.cells import ImageOptions
+from vitmods.study.cells import ImageOptions, make_cell
 from vitmods.study.checkpoints import arms_in, check_weights_for, refuse_two_meanings, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.design import DESIGNS, Design
@@ -62,8 +63,9 @@ class Study:
             that fits the images. A list of names: arms are compared with each, as in a sweep over bases.
         arms: name -> changes (or their short form) or a function model -> model, or a list of short forms, each
             `CHANGES` or `NAME=CHANGES`. Of a folder of checkpoints, their names; none: all. None: base alone, whose
-            trials studies next to it reuse. `paper:TABLE`: those of a published table, and its task, bases, sweep and
-            metric unless they are given.
+            trials studies next to it reuse. `promising`: the three changes that other studies found most promising for
+            images and a base like these (docs/evidence.md). `paper:TABLE`: those of a published table, and its task,
+            bases, sweep and metric unless they are given.
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained, or its name with settings (`augreg(level=light1)`); None: one that fits the
             images, or `finetune` with `start`.
@@ -141,8 +143,21 @@ class Study:
         start = trained[BASE].start if trained else start
         of_start = [] if start is None else seeds_of(str(start))
         chosen_seeds = make_seeds((of_start or settings.usual_seeds) if seeds is None else seeds)
+        self._common: dict[str, Any] = {
+            "data": data,
+            "recipe": recipe,
+            "task": task,
+            "start": start,
+            "positions": positions,
+        }
+        sweep = make_grid(settings.sweep).to_dict()
+        self._common |= {"paper": self._paper, "swept": sweep.get("base", ())}
+        known: Defaults | None = None  # what fits the images, once they are listed
         # Arms are made before the images, which may be many, are listed.
-        chosen_arms = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)
+        if is_promising(arms):
+            chosen_arms, known = self._promising(model, images)
+        else:
+            chosen_arms = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)
         if match not in (None, "parameters"):
             raise UserError(f"match is parameters or None, not {match!r}.")
         if match is not None:
@@ -154,16 +169,7 @@ class Study:
             if isinstance(model, str | None):  # the second stage has the ViT that the first one trains
                 name = first.settings.fixed["base"]
                 model = self._arguments["base"] = name if is_foreign(name) or "?" in name else f"{name}?"
-        self._common: dict[str, Any] = {
-            "data": data,
-            "recipe": recipe,
-            "task": task,
-            "start": start,
-            "positions": positions,
-        }
-        sweep = make_grid(settings.sweep).to_dict()
-        self._common |= {"paper": self._paper, "swept": sweep.get("base", ())}
-        fixed, self._defaults, self._recipe_note = fixed_settings(model, images=images, **self._common)
+        fixed, self._defaults, self._recipe_note = fixed_settings(model, images=images, defaults=known, **self._common)
         if "base" in sweep:
             bases = [one_spelling(network(name, self._paper)) for name in sweep["base"]]
             settings = replace(settings, sweep=sweep | {"base": bases})
@@ -189,6 +195,18 @@ class Study:
                 )
             self._stages = TwoStages(first, self.settings, self._with_weights_of, self._as_long)
 
+    def _promising(self, model: Any, images: ImageOptions) -> tuple[tuple[Arm, ...], Defaults]:
+        """Choose the arms that are promising for base and the images, and note why. UserError where none suits base."""
+        from vitmods.study.candidates import candidates_for
+
+        fixed, known, _ = fixed_settings(model, images=images, **self._common)
+        chosen, _ = candidates_for(make_cell(fixed, Arm(BASE)), known.images)
+        if not chosen:
+            raise UserError("None of the promising changes suits this base: name what to compare (--arms).")
+        reasons = "; ".join(f"{one.change}: {one.reason}" for one in chosen)
+        self._notes += (f"note: Arms that our studies found promising for images and a base like these: {reasons}.",)
+        return make_arms([one.change for one in chosen]), known
+
     def _but(self, **changes: Any) -> Study:
         """Return the study of other arguments."""
         return Study(**{**self._arguments, **changes})
@@ -200,7 +218,10 @@ class Study:
         if "data" not in sweep:
             return {}
         alone = replace(settings, sweep={name: values for name, values in sweep.items() if name != "data"})
-        studies = {name: self._but(data=name, settings=alone) for name in sweep["data"]}
+        arms = self._arguments["arms"]
+        if is_promising(arms):  # those of the first data set, on all of them
+            arms = self._but(data=sweep["data"][0], settings=alone).settings.factors
+        studies = {name: self._but(data=name, settings=alone, arms=arms) for name in sweep["data"]}
         of_each = [study.settings for study in studies.values()]
         is_plain = all(each.is_plain and each.arms and not each.until_decided for each in of_each)
         if not is_plain or any(study._stages for study in studies.values()):
@@ -295,6 +316,11 @@ class Study:
         return self._but(pretrain=None, pretrain_data=None, base=None, arms=(), start=folder)
 
     @property
+    def training_images(self) -> int:
+        """About how many images are trained on; 0: nobody knows before they are read."""
+        return self._defaults.images
+
+    @property
     def data_sets(self) -> tuple[str, ...]:
         """The data sets of a sweep over data, each of which has a study; else empty."""
         return tuple(self._by_data)
@@ -358,40 +384,51 @@ class Study:
             raise UserError('One data set is not averaged over: give sweep={"data": [...]}, or call run.')
         return run_over_data(self._by_data, Path(out), self._of_stages(None, options, overrides), command)
 
-    def confirm(self, out: str | Path, seeds: int = Design.usual_seeds, **options: Any) -> Answer:
-        """Train the best combination that a factorial study in `out` predicts against base, on fresh seeds.
+    def confirm(
+        self, out: str | Path, seeds: int | None = Design.usual_seeds, *, arm: str | None = None, **options: Any
+    ) -> Answer:
+        """Train the best combination that a factorial study in `out` predicts against base, on fresh seeds, and on test
+        if that study was about val.
 
         It is another study, in a folder below `out`; the answer of the factorial one has its effect as the question
         `confirmed`.
 
         Args:
-            out: the factorial study's folder.
-            seeds: how many.
+            out: the study's folder.
+            seeds: how many; None: as many as fit the budget.
+            arm: of a study of arms, which one; None: the combination.
             options: those of `run`.
 
         Raises:
-            UserError: the study is not factorial or not finished, or no change is predicted to help.
+            UserError: the study is not finished; without `arm` also where it is not factorial, or no change is
+                predicted to help.
         """
         from vitmods.study.answer import Answer
         from vitmods.study.store import StudyFolder
 
-        self.settings.refuse("confirm")
+        if arm is None:
+            self.settings.refuse("confirm")
         answer = Answer.load(out)
         if not answer.complete:
             raise UserError(f"{out} is not finished: run it first, so that the best combination is known.")
-        if not answer.headline.together:
+        if arm is None and not answer.headline.together:
             raise UserError("No change is predicted to help: a combination to confirm does not exist.")
-        arm = self.settings.design.combination(answer.headline.together)
+        settings = self.settings.continuing(StudyFolder(out).known_facts().settings)
+        chosen = settings.arm(arm) if arm else settings.design.combination(answer.headline.together)
+        fixed = {**settings.fixed, "answer_on": "test"} if settings.fixed.get("answer_on") else settings.fixed
         study = copy(self)
         study._notes = ()
         study.settings = replace(
-            self.settings.continuing(StudyFolder(out).known_facts().settings),
-            arms=(arm,),
+            settings,
+            fixed=fixed,
+            arms=(chosen,),
             until_decided=False,
-            design=DESIGNS["arms"].plan(self.settings),
+            design=DESIGNS["arms"].plan(settings),
             runs=None,
-        ).with_seeds(make_seeds(range(FRESH, FRESH + seeds)))
-        return study.run(StudyFolder(out).confirmation(arm.name).path, **options)
+            seeds=make_seeds(range(FRESH, FRESH + (seeds or Design.usual_seeds))),
+            open=frozenset() if seeds else frozenset({"seeds"}),  # all else is as in the study that is confirmed
+        )
+        return study.run(StudyFolder(out).confirmation(chosen.name).path, **options)
 
     def retrain(
         self,

@@ -55,11 +55,18 @@ if TYPE_CHECKING:
 
 
 class EvaluatedOnVal:
-    """Images for a trial that others may be preferred to: it is evaluated on val, and test is out of its reach."""
+    """Images for a trial that others may be preferred to: it is evaluated on val, and test is out of its reach.
+
+    Raises UserError without a val split."""
 
     eval_split = val_split = VAL
 
     def __init__(self, dataset: ImageDataset):
+        if VAL not in dataset.splits:
+            raise UserError(
+                "Without a val split nothing can be chosen. Make one from train with a val_fraction above 0 "
+                "(--val-fraction 0.2), or give a folder named val."
+            )
         self._dataset = dataset
 
     def __getattr__(self, name: str) -> Any:
@@ -69,6 +76,10 @@ class EvaluatedOnVal:
         """For a GPU."""
         return EvaluatedOnVal(self._dataset.as_uint8())
 
+    def for_process(self, rank: int, world_size: int) -> EvaluatedOnVal:
+        """For one of several processes."""
+        return EvaluatedOnVal(self._dataset.for_process(rank, world_size))
+
     def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]:
         assert split != "test", "a trial must not see test before the choice"
         return self._dataset.eval_batches(split, batch_size)
@@ -77,6 +88,8 @@ class EvaluatedOnVal:
 def answer_splits(settings: Settings, dataset: ImageDataset) -> tuple[str, ...]:
     """The splits that the answer is about: test, or val without a test split. Where vitmods made both and nothing is
     chosen on val, all images that are held out; with folds test alone, so that each image counts once."""
+    if split := settings.fixed.get("answer_on"):
+        return (split,)
     made = dataset.summary()["split_origin"].startswith("made") and {VAL, "test"} <= set(dataset.splits)
     return (VAL, "test") if made and not (settings.tune or settings.folds) else (dataset.eval_split,)
 
@@ -154,9 +167,14 @@ def load_images(
 ) -> ImageDataset:
     """Load the data set that image settings describe, prepared as the recipe says. UserError where it does not suit."""
     options = image_settings(settings)
+    answer_on = options.pop("answer_on", None)
     kind = TASKS[options.pop("task", DEFAULT)]
     options |= {"augment": recipe.augment, "workers": workers, "cache_dir": cache_dir}
-    return kind.from_recipe(kind.fitted(recipe)).load_data(options.pop("data"), **options)
+    dataset = kind.from_recipe(kind.fitted(recipe)).load_data(options.pop("data"), **options)
+    if answer_on == "test":
+        dataset.split("test")  # a UserError without one
+    images: Any = EvaluatedOnVal(dataset) if answer_on == VAL else dataset
+    return images
 
 
 def base_config(cell: Cell, num_classes: int) -> Base:

@@ -52,7 +52,8 @@ class FactorialDesign(Arms):
         "sweep": "--design factorial does not support {sweep}: run a factorial study for each value.",
         "folds": "--folds does not support --design factorial: drop one of the two.",
         "family": "family is for studies of arms: a factorial design has one effect for each change.",
-        "retrain": "--retrain does not support --design: run an ordinary study of the arm to train on all images.",
+        "retrain": "--retrain best does not support --design: confirm the best combination (--confirm), or name a run "
+        "(--retrain dpn+rms).",
         "reference": "A factorial study compares each change with its absence: leave the reference out (--reference).",
     }
     needs_all = True

@@ -1,0 +1,1 @@
+"""From a folder of images to a better model: `vitmods improve`, and its page."""

@@ -1,0 +1,416 @@
+"""From images to a better model: candidates are screened, the best is confirmed, trained on all images, and written.
+
+    candidates          what other studies found promising, or ways to adapt trained weights
+      -> screen         all of them against base, judged on val               OUT/screen
+      -> confirmation   the best against base: fresh seeds, judged on test    OUT/screen/confirm/ARM
+      -> training       the better of the two on all images                   .../retrained/ARM
+      -> model          for `vitmods predict` and `export`                    OUT/model
+
+Each stage is an ordinary study, or a trial of one, in its own folder, so that it resumes by itself. Nothing that
+chooses sees test, and no trial that chose has a seed of the confirmation, so that its interval holds as if nothing had
+been chosen. With a choice on the images of the confirmation it would not (benchmarks/improving.py simulates both).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vitmods.data.sources import open_source
+from vitmods.recipes import Recipe
+from vitmods.report.hub import save_pretrained
+from vitmods.stats.runs import NoDesign
+from vitmods.stats.tables import signed
+from vitmods.stats.verdict import Effect, Verdict
+from vitmods.study.answer import Answer
+from vitmods.study.arms import BASE, Arm, make_arms
+from vitmods.study.budget import ENDLESS, Budget, make_budget
+from vitmods.study.candidates import Candidate, candidates_for
+from vitmods.study.cells import ImageOptions
+from vitmods.study.choice import LEARNING_STEPS
+from vitmods.study.defaults import RecipeChoice
+from vitmods.study.executors import StudyOptions
+from vitmods.study.prepare import say
+from vitmods.study.retrain import Retrained, retrain_study
+from vitmods.study.store import StudyFolder, read_object
+from vitmods.study.study import USUAL_IMAGES, USUAL_OPTIONS, Study, override
+from vitmods.util.address import address_of, named, place
+from vitmods.util.errors import UserError
+from vitmods.util.files import write_json
+from vitmods.util.text import Printed, listing, plural
+
+REQUEST = "improve.json"
+SCREEN, MODEL = "screen", "model"
+MOST_CANDIDATES = 5
+SCREEN_SEEDS = 3
+PLANNED = 0.4  # of the time, at most, for the screen
+CONFIRMED = 1 / 3  # of the time, at least, for the confirmation
+CONFIRM_SEEDS = 5
+MADE_VAL = 0.2  # of the images, where val is made: the screen is judged on it
+SLOWER = 1.25  # the last training, times what it is expected to take
+ADAPTING = {
+    "attention": "training attention alone keeps most of what the weights know",
+    "head": "training the head alone is the least that can be trained",
+    "last(4)": "the first blocks suit other images too",
+    "lora(rank=8)": "low-rank adapters change all blocks a little",
+}
+"""ways to adapt trained weights -> why; base trains all of them"""
+
+
+@dataclass(frozen=True, repr=False)
+class Improvement(Printed):
+    """What `improve` found, and the model that it wrote. Prints itself in a few lines.
+
+    path:       the folder of everything
+    candidates: what was tried, and why
+    screen:     the study of all candidates, judged on val
+    arm:        the best of them, together; empty: none looks better than base
+    confirmed:  that against base on fresh seeds, judged on test
+    trained:    the better one, trained on all images
+    model:      the folder of that model
+    """
+
+    path: Path
+    candidates: tuple[Candidate, ...]
+    screen: Answer
+    arm: str = ""
+    confirmed: Answer | None = None
+    trained: Retrained | None = None
+    model: Path | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the model is written; if not, another call goes on."""
+        return self.model is not None
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether base learned something in the screen; if not, nothing can be compared."""
+        return any(effect.verdict != Verdict.WITHHELD for effect in self.screen.headline.effects.values())
+
+    @property
+    def effect(self) -> Effect | None:
+        """Of `arm` against base, on fresh seeds."""
+        complete = self.confirmed is not None and self.confirmed.complete
+        return self.confirmed.effects.get(self.arm) if self.confirmed and complete else None
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the model is shown to be better than base."""
+        return self.effect is not None and self.effect.verdict == Verdict.HELPS
+
+    @property
+    def headline(self) -> str:
+        """What came out, in a sentence."""
+        metric = self.screen.metric
+        if not self.screen.complete:
+            return "The screen of the candidates is not finished: the same command goes on."
+        if not self.has_learned:
+            return (
+                "Nothing is decided, for base did not learn in trials as short as these: give more time (--budget) and "
+                "another folder (--out), or trained weights (--from)."
+            )
+        if not self.arm:
+            return f"Base is kept: on val none of {plural(len(self.candidates), 'candidate')} looks better."
+        if self.effect is None or self.confirmed is None:
+            return f"The best of the candidates, {self.arm}, is not confirmed yet: the same command goes on."
+        base, arm = self.confirmed.base_mean, self.confirmed.arms[0].mean
+        scores = f", {metric.shown(base)} before and {metric.shown(arm)} after" if base and arm else ""
+        low, high = (signed(end, self.effect.digits) for end in self.effect.interval)
+        number = f"{signed(self.effect.effect, self.effect.digits)} [{low}, {high}]"
+        found = f"{number} {self.effect.shown_unit} of {metric.title}{scores}"
+        seeds = f"on {self.effect.n} fresh seeds and images that no choice has seen"
+        if self.is_better:
+            return f"{self.arm} is better than base: {found}, {seeds}."
+        return f"Base is kept: {self.arm} is not shown to be better ({found}, {seeds})."
+
+    def __repr__(self) -> str:
+        lines = [self.headline]
+        if self.screen.complete:
+            lines.append(f"Tried: {listing([one.change for one in self.candidates])}.")
+        if self.trained and not self.trained.finished:
+            lines.append(str(self.trained))
+        if self.model:
+            lines += [
+                f"Trained on all images: {named(self.model)}",
+                f"Use it: vitmods predict {named(self.model)} path/to/images",
+                f"Take it further: vitmods export {named(self.model)} --to onnx",
+            ]
+        return "\n".join(lines)
+
+    def report(self) -> Path:
+        """Write the page report.html, and those of the studies; returns the path."""
+        from vitmods.improvement.page import write_page
+
+        for answer in (self.screen, self.confirmed):
+            if answer is not None:
+                answer.report()
+        return write_page(self)
+
+
+def improve(
+    data: str | Path,
+    out: str | Path,
+    *,
+    budget: str | Budget | None = None,
+    base: str | None = None,
+    start: str | Path | None = None,
+    candidates: Iterable[str] | None = None,
+    without: Iterable[str] = (),
+    with_recipe: bool = False,
+    recipe: Recipe | RecipeChoice | str | None = None,
+    task: str = "classification",
+    images: ImageOptions = USUAL_IMAGES,
+    command: str | None = None,
+    options: StudyOptions = USUAL_OPTIONS,
+    **overrides: Any,
+) -> Improvement:
+    """Try what is promising for these images, confirm the best against base, and train it on all images.
+
+    Candidates are all screened together on val, by a factorial design, or from trained weights one by one; the best of
+    them, or of their combinations, is compared with base on fresh seeds and on test. If it helps, it is trained on all
+    images, else base is. Another call with the same folder goes on where the last one ended.
+
+    Args:
+        data: as `vitmods.Study` takes it. With train alone, val and test are made; test is seen once, at the end.
+        out: the folder of everything.
+        budget: a time such as "2h": it chooses model, image size, length of the training and seeds, as far as they are
+            not given; a third or more is kept for the confirmation. None: no limit, 3 seeds to screen, 5 to confirm.
+        base, start, recipe, task, images: as in `vitmods.Study`. Of `start` ways to adapt the weights are candidates.
+        candidates: arms in short form, instead of those that are chosen.
+        without: arms that are not to be tried.
+        with_recipe: also try fields of the recipe: a higher rate, mixup, an average of weights.
+        command: the shell command that pages name.
+        options, overrides: those of `Study.run`, as in `improve(..., workers=2)`.
+
+    Raises:
+        UserError: something cannot be used as given; the message says what to do.
+    """
+    options = override(options, overrides)
+    limit = make_budget(budget)
+    if limit.trials is not None:
+        raise UserError("The budget of improve is a time, such as 2h: its stages share it.")
+    out = Path(out)
+    if address_of(place(out)):
+        raise UserError(f"improve needs a folder on this disk, not {out}: its stages read each other's weights.")
+    data, images = _held_out(str(data), images)
+    request = _Request(out, data, base, start, recipe, task, images, options, command)
+    chosen, seeds = request.plan(candidates, tuple(without), with_recipe, limit)
+    screen = request.screening(chosen, seeds)
+    answer = _screen(screen, out / SCREEN, limit, options, command)
+    found = Improvement(out, chosen, answer)
+    if not answer.complete or not found.has_learned:
+        return found
+    arm = best_of(answer, screen)
+    if arm is None:
+        path, name = answer.path, BASE
+    else:
+        say(options, f"Confirming {arm.name} against base, on fresh seeds and on test.")
+        left = _until(limit, limit.left_s - _last_training_s(answer, limit))
+        how: dict[str, Any] = {"budget": left, "command": command, "options": options}
+        if screen.settings.kind.name != "factorial":
+            how["arm"] = arm.name
+        begun = StudyFolder(out / SCREEN).confirmation(arm.name).facts() is not None
+        try:
+            confirmed = screen.confirm(out / SCREEN, CONFIRM_SEEDS if left.seconds is None else None, **how)
+        except UserError as error:
+            if begun or left.seconds is None:
+                raise
+            say(options, f"Not confirmed in what is left of the time. {error}")
+            return replace(found, arm=arm.name)
+        found = replace(found, arm=arm.name, confirmed=confirmed)
+        if not confirmed.complete:
+            return found
+        path, name = confirmed.path, arm.name if found.is_better else BASE
+    say(options, f"Training {name} on all images.")
+    settings = StudyFolder(path).known_facts().study()
+    trained = retrain_study(settings, path, name, 0, options)
+    found = replace(found, trained=trained)
+    return replace(found, model=_write(trained, path, out / MODEL)) if trained.finished else found
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What was asked of `improve`."""
+
+    out: Path
+    data: str
+    base: str | None
+    start: str | Path | None
+    recipe: Recipe | RecipeChoice | str | None
+    task: str
+    images: ImageOptions
+    options: StudyOptions
+    command: str | None
+
+    def study(self, arms: Any, **settings: Any) -> Study:
+        return Study(
+            self.base, arms, self.data, self.recipe, task=self.task, start=self.start,
+            images=replace(self.images, answer_on="val"), **settings,
+        )  # fmt: skip
+
+    def screening(self, chosen: Sequence[Candidate], seeds: int) -> Study:
+        """Return the study of all candidates: together from scratch, one by one where they exclude each other, or from
+        trained weights, which a look gives up as soon as they are decided."""
+        arms = [one.change for one in chosen]
+        if self.start is not None:
+            return self.study(arms, until_decided=True)
+        try:
+            return self.study(arms, design="factorial", seeds=seeds)
+        except NoDesign:
+            return self.study(arms, seeds=seeds)
+
+    def plan(
+        self, given: Iterable[str] | None, without: Sequence[str], with_recipe: bool, limit: Budget
+    ) -> tuple[tuple[Candidate, ...], int]:
+        """Return the candidates, and how many seeds screen them, of an earlier call; or choose them and note them in
+        the folder. Raises UserError where an earlier call had others."""
+        path = self.out / REQUEST
+        asked = {"data": self.data, "base": self.base, "from": self.start and str(self.start), "task": self.task}
+        earlier = read_object(path) if path.exists() else None
+        if earlier is not None:
+            for name, value in asked.items():
+                if earlier.get(name) != value:
+                    was = f"{named(self.out)} improves with {name} {earlier.get(name)}"
+                    raise UserError(f"{was}, not {value}: choose another folder (--out).")
+        if earlier is not None and given is None and not without and not with_recipe:
+            return tuple(Candidate(**one) for one in earlier["candidates"]), earlier["seeds"]
+        chosen = [Candidate(text, None, "you named it") for text in given or ()] or self._choose(without, with_recipe)
+        chosen = [one for one in chosen if one.change not in without]
+        if len(chosen) < 2:
+            raise UserError(
+                f"{plural(len(chosen), 'candidate')} left, and improve tries two or more together. Name others with "
+                "--candidates, or compare one change with base: vitmods compare --arms CHANGE."
+            )
+        make_arms([one.change for one in chosen])
+        if earlier is not None and [one["change"] for one in earlier["candidates"]] != [one.change for one in chosen]:
+            before = listing([one["change"] for one in earlier["candidates"]])
+            raise UserError(f"{named(self.out)} tries {before}: choose another folder for others (--out).")
+        if earlier is not None:
+            return tuple(chosen), earlier["seeds"]
+        chosen, seeds = self._fitting(chosen, limit, can_drop=given is None)
+        self.out.mkdir(parents=True, exist_ok=True)
+        facts = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "command": self.command}
+        known = [asdict(one) for one in chosen]
+        write_json(path, {"schema": 1, **facts, **asked, "seeds": seeds, "candidates": known})
+        return tuple(chosen), seeds
+
+    def _fitting(self, chosen: list[Candidate], limit: Budget, can_drop: bool) -> tuple[list[Candidate], int]:
+        """Return as many candidates and seeds as leave trials long enough to learn in their part of the time."""
+        study = self.screening(chosen, SCREEN_SEEDS)
+        if limit.seconds is None or self.start is not None or "epochs" not in study.settings.open:
+            return chosen, SCREEN_SEEDS
+        say(self.options, f"How long trials may be, if all {len(chosen)} candidates are tried:")
+        planned: Any = study.dry_run(
+            self.out / SCREEN, budget=_until(limit, _share(study) * limit.seconds), options=self.options
+        )
+        steps, count = min(planned.steps.values()), len(study.settings.every_arm) * SCREEN_SEEDS
+        most = count * steps / LEARNING_STEPS  # trials that are long enough
+        smaller = [
+            (len(chosen), SCREEN_SEEDS),
+            *((k, 2) for k in range(len(chosen), 1, -1) if can_drop or k == len(chosen)),
+        ]
+        for k, seeds in smaller:
+            if len(self.screening(chosen[:k], seeds).settings.every_arm) * seeds <= most:
+                break
+        if dropped := [one.change for one in chosen[k:]]:
+            say(self.options, f"Not tried, as trials would be too short to learn: {listing(dropped)}.")
+        return chosen[:k], seeds
+
+    def _choose(self, without: Sequence[str], with_recipe: bool) -> list[Candidate]:
+        """Choose the most promising candidates that suit base; of a slot the two best."""
+        study = self.study(None, seeds=1)
+        cell = study.settings.cell(BASE)
+        if self.start is not None:
+            ways = [Candidate(way, None, why) for way, why in ADAPTING.items()]
+            has_peft = importlib.util.find_spec("peft") is not None
+            chosen = [one for one in ways if one.change not in without and (has_peft or "lora" not in one.change)]
+        else:
+            chosen, refused = candidates_for(cell, study.training_images, MOST_CANDIDATES, without, seconds=1)
+            for line in refused:
+                say(self.options, f"Not tried: {line}.")
+        if with_recipe:
+            chosen += _of_recipe(cell.recipe, without)
+        for candidate in chosen:
+            say(self.options, f"To try: {candidate.change}, {candidate.reason}.")
+        return chosen
+
+
+def _of_recipe(recipe: Recipe, without: Sequence[str]) -> list[Candidate]:
+    """Fields of the recipe that matter as much as changes."""
+    settings = recipe.settings()
+    found = [Candidate(f"lr({2 * settings['lr']:g})", None, "twice the rate of the recipe")]
+    if not settings["mixup"]:
+        found.append(Candidate("mixup(0.2)", None, "mixed images keep small sets from being learned by heart"))
+    if settings["ema"] is None:
+        found.append(Candidate("ema(0.99)", None, "an average of the weights over steps"))
+    return [one for one in found if one.change not in without and one.change.partition("(")[0] not in without]
+
+
+def _held_out(data: str, images: ImageOptions) -> tuple[str, ImageOptions]:
+    """Make sure of a val split, to choose on, and a test split, to confirm on. Raises UserError without them."""
+    if images.fold is not None:
+        raise UserError("improve chooses on val and confirms on test: leave fold out (--fold).")
+    if images.split_file is not None:
+        return data, images
+    splits = set(open_source(data).splits)
+    folder = Path(data)
+    if splits == {"train", "val"} and (folder / "val").is_dir() and (folder / "train").is_dir():
+        return _held_out(f"{data}?splits=train:train,val:test", images)
+    if "test" not in splits and splits != {"train"}:
+        raise UserError(
+            f"improve chooses on val and confirms on test, and {data} has {listing(sorted(splits))}: call the images "
+            'to confirm on test, as in --data "path?splits=train:train,val:test" (val is then made from train).'
+        )
+    if "val" not in splits and images.val_fraction is None and images.limit_val is None:
+        images = replace(images, val_fraction=MADE_VAL)
+    return data, images
+
+
+def _screen(study: Study, out: Path, limit: Budget, options: StudyOptions, command: str | None) -> Answer:
+    """Train the screen in its part of the time; if that is too short, in all that the confirmation leaves."""
+    how: dict[str, Any] = {"command": command, "options": replace(options, cost_seconds=0)}
+    answer = study.run(out, budget=_until(limit, _share(study) * (limit.seconds or 0)), **how)
+    spare_s = limit.left_s - (CONFIRMED + 0.1) * (limit.seconds or 0)
+    if not answer.complete and not answer.failed and limit.seconds is not None and spare_s > 0:
+        answer = study.run(out, budget=_until(limit, spare_s), **how)
+    return answer
+
+
+def _share(study: Study) -> float:
+    """The part of the time for a screen: the confirmation trains as long, and so does the last training."""
+    trials = len(study.settings.every_arm) * len(study.settings.seeds)
+    return min(PLANNED, 0.8 * trials / (trials + 2 * CONFIRM_SEEDS + 2))
+
+
+def _until(limit: Budget, seconds: float) -> Budget:
+    """A part of the time that begins now; without a limit, no limit."""
+    return ENDLESS if limit.seconds is None else Budget(seconds=max(seconds, 1.0), began=time.monotonic())
+
+
+def _last_training_s(answer: Answer, limit: Budget) -> float:
+    """Seconds that a training on all images may take, by the slowest trials so far; at most a fifth of the time."""
+    sizes = {name: split["count"] for name, split in answer.data["splits"].items()}
+    walls = [trial.wall_s for trial in answer.trials if trial.wall_s]
+    expected_s = SLOWER * max(walls, default=0.0) * sum(sizes.values()) / max(1, sizes["train"])
+    return min(expected_s, 0.2 * (limit.seconds or math.inf))
+
+
+def best_of(answer: Answer, study: Study) -> Arm | None:
+    """The combination that a screen predicts to be best, or the arm with the largest gain; None: base is."""
+    if study.settings.kind.name == "factorial":
+        names = answer.headline.together
+        return study.settings.continuing(answer.settings).design.combination(names) if names else None
+    gains = {name: effect.gain for name, effect in answer.effects.items() if not effect.failures and effect.gain > 0}
+    return study.settings.arm(max(gains, key=lambda name: gains[name])) if gains else None
+
+
+def _write(trained: Retrained, study: Path, out: Path) -> Path:
+    """Write the model with its card."""
+    return save_pretrained(trained.folder, out, study=study)

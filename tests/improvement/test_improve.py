@@ -1,0 +1,266 @@
+"""`vitmods improve`: what is tried, that nothing which chose sees test, what comes out, and that it resumes."""
+
+import importlib.util
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitmods as vm
+from vitmods.cli import main
+from vitmods.improvement import improve as module
+from vitmods.recipes import plain
+from vitmods.report.hub import from_pretrained
+from vitmods.study import Answer, ImageOptions, Study
+from vitmods.study.candidates import BETWEEN_SETS, LEAST, USUAL, Setting, known_effects, promising
+from vitmods.study.study import FRESH
+from vitmods.util.errors import UserError
+
+HOW = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
+SMALL = ImageOptions(limit_train=256, val_fraction=0.3)
+SLOW = plain(epochs=6).with_(batch_size=32, lr=1e-4)  # base learns something, ten times the rate much more
+
+
+def run(out, candidates=("lr(3e-3)", "layerscale"), recipe=SLOW, images=SMALL, **options):
+    return vm.improve(
+        "digits", out, base="mu2/4", candidates=candidates, recipe=recipe, images=images, **HOW, **options
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_trials():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SCREEN_SEEDS", 2)
+        patch.setattr(module, "CONFIRM_SEEDS", 3)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(few_trials, tmp_path_factory):
+    out = tmp_path_factory.mktemp("improve") / "out"
+    return run(out), out
+
+
+def test_what_is_to_be_expected_of_a_change_is_its_shrunken_mean():
+    one = {"change": "a", "data": "x", "images": 1000, "channels": 3, "patch_values": 48}
+    here = Setting(1000, 3, 48)
+    (alone,) = promising(here, [{**one, "effect": 4.0, "half": 2.0}])
+    weight = 1 / (1.0**2 + BETWEEN_SETS**2)
+    assert alone.expected == pytest.approx(weight * 4 / (USUAL**-2 + weight))
+    (gray,) = promising(Setting(1000, 1, 48), [{**one, "effect": 4.0, "half": 2.0}])
+    assert gray.expected < alone.expected  # images of another kind say less
+    known = [{**one, "effect": 4.0, "half": 2.0}, {**one, "effect": 6.0, "half": 2.0, "data": "y"}]
+    (two,) = promising(here, known)
+    assert two.expected > alone.expected
+    assert "+4.0 on x and +6.0 on y" in two.reason
+    assert (
+        promising(here, [{**one, "effect": LEAST, "half": 2.0}, {**one, "change": "b", "effect": -9.0, "half": 1.0}])
+        == []
+    )
+
+
+def test_known_effects_are_those_of_models_from_scratch_and_every_change_parses():
+    for one in known_effects():
+        assert vm.parse_changes(one["change"])
+        assert one["half"] > 0
+        assert one["images"] > 0
+        assert one["channels"] in (1, 3)
+        assert math.isfinite(one["effect"])
+    best = [candidate.change for candidate in promising(Setting(5000, 3, 768))]
+    assert best[:2] == ["levit", "hmlp"]
+    assert "dpn" not in best
+
+
+def test_without_arms_the_shell_compares_the_most_promising_changes(tmp_path, capsys):
+    few = ["--base", "mu1/4", "--limit-train", "128", "--epochs", "1", "--seeds", "2", "--workers", "1"]
+    assert (
+        main(["compare", "digits", *few, "--out", str(tmp_path / "out"), "--cost-seconds", "0", "--device", "cpu"]) == 0
+    )
+    said = capsys.readouterr().err
+    answer = Answer.load(tmp_path / "out")
+    best = [one.change for one in promising(Setting(0, 1, 16)) if one.change != "hmlp"][:3]  # levit is before it
+    assert [arm.name for arm in answer.arms] == best
+    assert "Comparing the most promising changes" in said
+    assert all(f"{change}: " in said for change in best)
+    two = Study(["mu1/4", "mu2/4"], "promising", "digits", plain(epochs=1), 2, pretrain=None)
+    assert [arm.name for arm in two.settings.arms] == best
+    with pytest.raises(UserError, match="patch_drop"):  # base itself cannot be built
+        Study("timm:test_vit", "promising", "digits", plain(epochs=1).with_(patch_drop=0.5), 2, img_size=32)
+
+
+def test_the_screen_is_about_val_and_the_confirmation_about_test_and_fresh_seeds(finished):
+    found, out = finished
+    screen, confirmed = Answer.load(out / "screen"), found.confirmed
+    assert screen.splits == ("val",)
+    assert confirmed.splits == ("test",)
+    trials = [json.loads(path.read_text()) for path in out.glob("screen/trials/**/result.json")]
+    assert len(trials) == 8
+    assert all(trial["split"] == "val" for trial in trials)
+    assert not list(out.glob("screen/trials/**/test.*"))
+    assert set(screen.seeds).isdisjoint(confirmed.seeds)
+    assert confirmed.seeds == [*range(FRESH, FRESH + 3)]
+    settings = [study.settings for study in (screen, confirmed)]
+    assert settings[0]["recipe"] == settings[1]["recipe"]
+    assert settings[0]["base"] == settings[1]["base"]
+
+
+def test_what_helps_is_confirmed_trained_on_all_images_and_written(finished):
+    found, out = finished
+    assert found.complete
+    assert found.is_better
+    assert "lr(3e-3)" in found.arm
+    assert found.effect.interval[0] > 0
+    assert "before and" in found.headline
+    config = json.loads((found.trained.folder / "config.json").read_text())
+    assert config["data"]["splits"].keys() == {"train"}
+    assert config["data"]["splits"]["train"]["count"] > 256
+    assert from_pretrained(found.model)(np_images()).shape == (2, 10)
+    page = found.report().read_text()
+    for text in (found.arm, "Use the model", "What was tried", "screen/report.html", "vitmods predict"):
+        assert text in page
+    assert (out / "screen/report.html").exists()
+    assert (found.confirmed.path / "report.html").exists()
+
+
+def np_images():
+    import torch
+
+    return torch.from_numpy(np.zeros((2, 1, 8, 8), np.float32))
+
+
+def test_another_call_trains_nothing_again_and_other_candidates_are_refused(finished):
+    found, out = finished
+    before = {path: path.stat().st_mtime_ns for path in out.glob("**/result.json")}
+    again = vm.improve("digits", out, base="mu2/4", recipe=SLOW, images=SMALL, **HOW)  # candidates as noted
+    assert {path: path.stat().st_mtime_ns for path in out.glob("**/result.json")} == before
+    assert again.headline == found.headline
+    with pytest.raises(UserError, match=r"tries lr\(3e-3\) and layerscale: choose another folder"):
+        run(out, ("rms", "layerscale"))
+    with pytest.raises(UserError, match="improves with base mu2/4, not mu3/4"):
+        vm.improve("digits", out, base="mu3/4", **HOW)
+
+
+def test_base_is_kept_and_written_where_nothing_looks_better(tmp_path):
+    found = run(tmp_path / "out", ("lr(1e-6)", "tiny=lr(1e-7)"), plain(epochs=6).with_(batch_size=32, lr=3e-3))
+    assert found.complete
+    assert not found.arm
+    assert found.confirmed is None
+    assert "Base is kept: on val none of 2 candidates looks better" in found.headline
+    assert found.trained.arm == "base"
+    assert (found.model / "model.safetensors").exists()
+    assert "Base is kept" in found.report().read_text()
+
+
+def test_of_trained_weights_ways_to_adapt_them_are_tried_one_by_one(tmp_path, monkeypatch):
+    first = Study("mu2/4", None, "digits", plain(epochs=3), 1, images=SMALL)
+    first.run(tmp_path / "base", **HOW)
+    (trial,) = (tmp_path / "base/trials").glob("**/seed0")
+    request = module._Request(
+        tmp_path / "out", "digits", None, str(trial), None, "classification", SMALL, module.StudyOptions(), None
+    )
+    has_peft = importlib.util.find_spec("peft") is not None
+    chosen, _ = request.plan(None, ("last(4)",), False, module.ENDLESS)
+    assert [one.change for one in chosen] == ["attention", "head", *["lora(rank=8)"] * has_peft]
+    study = request.screening(chosen, 3)
+    assert study.settings.until_decided
+    assert study.settings.kind.name == "arms"
+    assert study.settings.fixed["answer_on"] == "val"
+
+
+@pytest.mark.parametrize(
+    ("folders", "splits", "fraction"),
+    [
+        (("train/a", "train/b"), {"train", "val", "test"}, 0.2),
+        (("a", "b"), {"train", "val", "test"}, 0.2),
+        (("train/a", "train/b", "test/a", "test/b"), {"train", "val", "test"}, 0.2),
+        (("train/a", "train/b", "val/a", "val/b"), {"train", "val", "test"}, 0.2),
+        (("train/a", "train/b", "val/a", "val/b", "test/a", "test/b"), {"train", "val", "test"}, None),
+    ],
+)
+def test_every_folder_gets_a_val_and_a_test_split(tmp_path, small_images, folders, splits, fraction):
+    data = small_images(tmp_path / "photos", folders)
+    spec, images = module._held_out(str(data), ImageOptions())
+    assert images.val_fraction == fraction
+    study = Study(
+        "mu1/4", ["rms"], spec, plain(epochs=1), 1, images=module.replace(images, answer_on="val"), img_size=8
+    )
+    assert Path(spec.partition("?")[0]) == data
+    runner = module.StudyFolder(tmp_path / "none")
+    from vitmods.study.trial import TrialRunner
+
+    dataset = TrialRunner(runner, study.settings.measure).dataset(study.settings.cell("base"))
+    assert set(dataset.splits) == splits
+    assert dataset.eval_split == "val"
+
+
+@pytest.fixture
+def small_images():
+    from PIL import Image
+
+    def write(root, folders, count=12):
+        random = np.random.default_rng(0)
+        for folder in folders:
+            (root / folder).mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(root / folder / f"{i}.png")
+        return root
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--budget", "40trials"], "a time, such as 2h"),
+        (["--candidates", "dpn"], "two or more together"),
+        (["--candidates", "dpn", "nonsense"], "nonsense"),
+        (["--candidates", "dpn", "rms", "--without", "rms"], "drop --without"),
+        (["--base", "mu1/4", "--from", "x"], "drop --base"),
+        (["--out", "s3://bucket/x"], "needs a folder on this disk"),
+        (["--fold", "0", "5"], "leave fold out"),
+        (["--data", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_trained(tmp_path, capsys, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    data = [] if "--data" in words else ["digits"]
+    assert main(["improve", *data, "--base", "mu1/4", *words] if "--base" not in words else ["improve", *words]) == 2
+    assert said in " ".join(re.split(r"[\s│]+", capsys.readouterr().err))  # also where a box wraps it
+    assert not list(tmp_path.glob("**/trials"))
+
+
+def test_the_command_prints_what_came_out(finished, tmp_path, capsys):
+    _, out = finished
+    shutil.copytree(out, copy := tmp_path / "copy")
+    options = ["--base", "mu2/4", "--limit-train", "256", "--val-fraction", "0.3", "--workers", "1", "--device", "cpu"]
+    recipe = ["--recipe", "plain", "--epochs", "6", "--batch-size", "32", "--lr", "1e-4", "--cost-seconds", "0"]
+    assert main(["improve", "digits", "--out", str(copy), "--quiet", *options, *recipe]) == 0
+    printed = capsys.readouterr().out
+    assert "is better than base" in printed
+    assert "vitmods predict" in printed
+    assert "Report:" in printed
+
+
+def test_simulated_false_gains_are_rare_and_a_factorial_screen_finds_more():
+    path = Path(__file__).parents[2] / "benchmarks/improving.py"
+    spec = importlib.util.spec_from_file_location("improving", path)
+    simulated = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(simulated)
+
+    def end(world, choose, split, trials=64, studies=1500):
+        random = np.random.default_rng(0)
+        made = simulated.World(world, studies, random)
+        seeds = trials // 4
+        chosen = choose(made, trials - 2 * seeds, random, getattr(made, split))
+        gain, better = simulated.compare(made, chosen, seeds, random)
+        return gain.mean() / max(made.gain.max(1).mean(), 1e-9), better.mean()
+
+    nothing = "nothing does anything"
+    assert end(nothing, simulated.by_factorial, "val")[1] < 0.035
+    assert end(nothing, simulated.by_factorial, "test")[1] > 0.05  # chosen by the images that it is compared on
+    kept = [end("like the gallery", way, "val", 24)[0] for way in (simulated.by_factorial, simulated.one_by_one)]
+    assert kept[0] > 0.9 > kept[1]
