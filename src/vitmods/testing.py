@@ -68,7 +68,9 @@ def check_stem(kind: str | type[Stem], size: StemSize | None = None, **slots: An
     module = STEMS[kind] if isinstance(kind, str) else kind
     if module.sequences:
         raise UserError(f"check_stem checks stems that read images, and {module.__name__} reads sequences of tokens.")
-    _run(f"The stem '{module.title}'", STEM_CHECKS, StemCase(module, size or StemSize((32, 48), (16, 16), 2, 32), slots))
+    _run(
+        f"The stem '{module.title}'", STEM_CHECKS, StemCase(module, size or StemSize((32, 48), (16, 16), 2, 32), slots)
+    )
 
 
 Check = Callable[..., None]
@@ -243,7 +245,7 @@ class ChangeCase:
 
 
 def _parts(model: nn.Module) -> list[tuple[str, object]]:
-    own: list[tuple[str, object]] = [(name, p.shape) for name, p in model.named_parameters(recurse=False)]
+    own: list[tuple[str, object]] = [(name, p.shape) for name, p in model.named_parameters()]
     return own + [(name, repr(m)) for name, m in model.named_modules() if not list(m.children())]
 
 
@@ -406,7 +408,10 @@ def _norm_half(case: NormCase) -> None:
         _require(off <= 3 * BFLOAT16_STEP * most, f"Of {dtype} tokens it is off by {off:.2g}: compute in float32.")
         y.float().square().sum().backward()
         learned = [p.grad for p in norm.parameters()]
-        _require(x.grad is not None and x.grad.dtype == dtype and x.grad.isfinite().all(), f"Gradients of {dtype}.")
+        _require(
+            x.grad is not None and x.grad.dtype == dtype and x.grad.isfinite().all(),
+            f"Gradients of {dtype} tokens are not finite.",
+        )
         typed = all(g is not None and g.isfinite().all() and g.dtype == weights for g in learned)
         _require(typed, f"Gradients of {weights} weights are not finite numbers of that type.")
 
@@ -495,11 +500,11 @@ def _norm_refuses(case: NormCase) -> None:
 
 NORM_CHECKS: dict[str, Check] = {
     "its facts are filled in": _norm_facts,
+    "constant tokens stay finite": _norm_constant,
+    "every parameter learns": lambda case: _all_learn(case.trained(), case.tokens),
     "half precision comes out as it goes in, with statistics in float32": _norm_half,
     "autocast changes nothing but products": _norm_autocast,
-    "constant tokens stay finite": _norm_constant,
     "token_wise and image_wise say who reads whom": _norm_reads,
-    "every parameter learns": lambda case: _all_learn(case.trained(), case.tokens),
     "parameters start anew, on any device": _norm_starts,
     "copies are the norm": lambda case: _same_copies(case.trained(), case.fresh(), case.tokens),
     "it is one graph": lambda case: is_one_graph(case.trained().eval(), case.tokens),
@@ -626,8 +631,8 @@ STEM_CHECKS: dict[str, Check] = {
     "its facts are filled in": _stem_facts,
     "images become tokens of the grid": _stem_shapes,
     "patch_wise says which patches a token reads, and tokens are ordered by rows": _stem_reads,
-    "visible patches alone are what selecting their tokens gives": _stem_keeps,
     "every parameter learns": lambda case: _all_learn(case.made(), case.images()),
+    "visible patches alone are what selecting their tokens gives": _stem_keeps,
     "half precision is near, and parameters start on any device": _stem_half,
     "copies are the stem": lambda case: _same_copies(case.made(), case.fresh().double(), case.images()),
     "it is one graph": lambda case: is_one_graph(case.fresh().eval(), case.images().float()),

@@ -20,19 +20,19 @@ GALLERY = Path(__file__).parents[2] / "docs" / "gallery"
 def runs(tmp_path_factory):
     """Three stored studies: of digits, of photographs, and of pixels (two metrics)."""
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("demo", "photos", "segmentation"):
+    for name in ("digits", "photos", "segmentation"):
         with tarfile.open(GALLERY / f"{name}.tar.xz") as packed:
             packed.extractall(folder / ("below" if name == "photos" else "") / name, filter="data")
     return folder
 
 
 def test_studies_below_a_folder_are_found_and_kept_apart_by_metric(runs):
-    found = evidence([runs, runs / "demo"])  # named twice, counted once
+    found = evidence([runs, runs / "digits"])  # named twice, counted once
     assert found["dpn"].studies == 2
     assert list(found["dpn"].sets) == ["photos3", "digits"]
     assert found["dpn"].other is None
     assert {one.metric for one in found.changes if one.change == "dpn"} == {"top-1", "mean IoU"}
-    effect = Answer.load(runs / "demo")["dpn"]
+    effect = Answer.load(runs / "digits")["dpn"]
     assert found["dpn"].on("digits") == (effect.effect, *effect.interval)
     assert found["postnorm"].sets["digits"][0].model == "mu6/2"
     assert "Fewer than 3 data sets: no claim on others." in str(found)
@@ -41,7 +41,7 @@ def test_studies_below_a_folder_are_found_and_kept_apart_by_metric(runs):
 
 def test_equal_images_are_one_data_set_whatever_they_are_called(runs, tmp_path):
     def copied(place, **data):
-        shutil.copytree(runs / "demo", tmp_path / place)
+        shutil.copytree(runs / "digits", tmp_path / place)
         file = tmp_path / place / "study.json"
         stored = json.loads(file.read_text())
         stored["data"] |= data
@@ -49,14 +49,14 @@ def test_equal_images_are_one_data_set_whatever_they_are_called(runs, tmp_path):
 
     copied("same", spec="path/to/copy", name="copy")
     copied("other", spec="elsewhere/digits", fingerprint="0" * 64)
-    sets = evidence([runs / "demo", tmp_path])["dpn"].sets
+    sets = evidence([runs / "digits", tmp_path])["dpn"].sets
     assert {name: len(studies) for name, studies in sets.items()} == {"digits": 2, "digits (2)": 1}
 
 
 def test_what_does_not_count_is_named(runs, tmp_path, refused):
-    shutil.copytree(runs / "demo", tmp_path / "half")
+    shutil.copytree(runs / "digits", tmp_path / "half")
     shutil.rmtree(tmp_path / "half/trials/rms/seed3")
-    found = evidence([runs / "demo", tmp_path])
+    found = evidence([runs / "digits", tmp_path])
     assert found.left_out == ("half is not finished",)
     assert "Left out: half is not finished." in str(found)
     assert "no finished study with an interval" in refused(f"evidence {tmp_path / 'half'}")
