@@ -21,6 +21,23 @@ compare --img-size 8 8 8                           -> img_size is one side or tw
 compare --sweep lrr=1,2                            -> Did you mean 'lr'
 train --from runs/pets                             -> vitmods train does not have the option --from
 apply dpn                                          -> `vitmods diff --arm dpn` shows
+compare --model Ti/16                              -> Did you mean --base?
+compare dpn rms                                    -> dpn is a change: write --arms dpn.
+diff dpn                                           -> Changes follow --arm: write --arm dpn.
+finetune --data digits                             -> Say what is adapted: --model
+finetune --model x --limit-trian 9                 -> --limit-trian
+report runs/pets --out answer.gif                  -> must end with .html, .svg, .pdf or .png
+report runs/pets --bibtex --out answer.pdf         -> files: give one of them
+report runs/pets --bibtex --latex                  -> files: give one of them
+compare photos --data digits                       -> The images are given twice
+evidence                                           -> Give folders of studies
+recipe                                             -> vitmods recipe show NAME
+recipe a2                                          -> vitmods recipe show NAME
+recipe show                                        -> recipe show
+recipe show a2 --modle B/16                        -> --model
+"""
+"""that are refused before torch is imported"""
+SLIPS = r"""
 list                                               -> `vitmods changes` lists the changes
 Comapre                                            -> Did you mean 'compare'?
 run                                                -> Did you mean 'compare'?
@@ -39,7 +56,6 @@ frobnicate                                         -> Known: analyse, base
 train --pretrained                                 -> `vitmods finetune --model WEIGHTS` starts from trained weights.
 train --checkpoint x.pth                           -> `vitmods finetune --model WEIGHTS` starts from trained weights.
 train --model Ti/16                                -> option --model. Did you mean --base?
-compare --model Ti/16                              -> Did you mean --base?
 compare --pretrained                               -> Did you mean --from?
 compare --lr=1e-3 --Epoch=3                        -> Did you mean --epochs?
 compare --epochs=ten                               -> --epochs needs a whole number, not 'ten'.
@@ -54,7 +70,6 @@ compare --fp16                                     -> Did you mean --precision f
 compare --precision fp16                           -> --precision cannot be 'fp16'. Did you mean 'fp16-mixed'?
 compare --optimizer adm                            -> --optimizer cannot be 'adm'. Did you mean 'adamw'?
 compare --dataset photos                           -> Did you mean --data?
-compare dpn rms                                    -> dpn is a change: write --arms dpn.
 compare digits dpn rms                             -> Changes follow --arms: write --arms dpn rms.
 compare digits 3                                   -> '3' cannot stand alone: a value follows its option.
 compare --data digits --epochs                     -> --epochs needs a value.
@@ -78,24 +93,12 @@ report runs/x --pdf                                -> Did you mean --out answer.
 report                                             -> Missing: PATH the study's folder or address.
 export runs/x --onnx                               -> Did you mean --to onnx?
 export runs/x --format onnx                        -> Did you mean --to?
-diff dpn                                           -> Changes follow --arm: write --arm dpn.
 diff --arms dpn                                    -> Did you mean --arm?
 bench dpn                                          -> vitmods bench --help
 recipes deit                                       -> `vitmods recipe show NAME` shows one.
 train --lr ten                                     -> --lr
-finetune --data digits                             -> Say what is adapted: --model
-finetune --model x --limit-trian 9                 -> --limit-trian
-report runs/pets --out answer.gif                  -> must end with .html, .svg, .pdf or .png
-report runs/pets --bibtex --out answer.pdf         -> files: give one of them
-report runs/pets --bibtex --latex                  -> files: give one of them
-compare photos --data digits                       -> The images are given twice
-evidence                                           -> Give folders of studies
-recipe                                             -> vitmods recipe show NAME
-recipe a2                                          -> vitmods recipe show NAME
-recipe show                                        -> recipe show
-recipe show a2 --modle B/16                        -> --model
 """
-"""that are refused before torch is imported"""
+"""words of other tools, and what people type at a shell: each names what is meant, or nothing"""
 BEFORE_IMAGES = r"""
 compare --max-seeds 8                              -> --max-seeds needs --until-decided
 compare --max-seeds 40 --until-decided --data digits -> 32
@@ -216,7 +219,7 @@ def folders(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("line", "words"), rows(EARLY, BEFORE_IMAGES))
+@pytest.mark.parametrize(("line", "words"), rows(EARLY, SLIPS, BEFORE_IMAGES))
 def test_mistakes_are_refused_before_anything_is_read_or_written(line, words, refused, folders, monkeypatch):
     before, more = sorted(folders.rglob("*")), []
     if line.startswith(("compare -", "train -")) and not re.search("--(data|from|epochs)( |$)", line):

@@ -59,7 +59,7 @@ CHANGES = {
     "a name with a blank": ({"name": "scratch it"}, "The shell cannot write the name"),
     "nothing is filled": ({"fills": frozenset()}, "fills is empty"),
     "outputs that move": ({"preserves": "function"}, "function|outputs"),
-    "no edit": ({"edit": lambda self, config: config}, "does nothing|without effect|no effect"),
+    "no edit": ({"edit": lambda self, config: config}, "changes nothing"),
     "lost weights": ({"carry": lambda self, weights, old, new: {}}, "weight"),
     "another config each time": ({"edit": another_each_time}, "another config the second time"),
     "training that changes nothing": ({"acts_in": "training"}, "acts in training alone"),

@@ -49,8 +49,8 @@ _join_lines_of_help()
 @dataclass(frozen=True)
 class _Source:
     data: str = "digits"
-    """digits, a folder of class folders or of shards, a CSV file of labels, torchvision:NAME?root=FOLDER, hf:NAME, or
-    wds:SHARDS"""
+    """digits, clothes, a folder of class folders or of shards, a CSV file of labels, torchvision:NAME?root=FOLDER,
+    hf:NAME, or wds:SHARDS"""
     task: str = "classification"
     """what is learned: classification (one class an image), multilabel (any number of labels), or another task
     (docs/tasks.md)"""
