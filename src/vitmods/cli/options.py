@@ -49,7 +49,7 @@ _join_lines_of_help()
 @dataclass(frozen=True)
 class _Source:
     data: str = "digits"
-    """digits, clothes, a folder of class folders or of shards, a CSV file of labels, torchvision:NAME?root=FOLDER,
+    """digits, clothes, a folder of class folders or shards, a CSV file of labels, torchvision:NAME?root=FOLDER,
     hf:NAME, or wds:SHARDS"""
     task: str = "classification"
     """what is learned: classification (one class an image), multilabel (any number of labels), or another task
