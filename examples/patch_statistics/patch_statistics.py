@@ -42,6 +42,8 @@ class PatchStatisticsStem(LinearStem):
 
 @dataclass(frozen=True)
 class PatchStatistics(Change):
+    """The stem `patch_statistics` in place of the linear one."""
+
     name = "patch_statistics"
     title = "Patch statistics"
     paper = "ours"

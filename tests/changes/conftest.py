@@ -1,6 +1,5 @@
 """All registered changes with their variants, found in the registry, so that a new file in changes/ is covered too."""
 
-import copy
 import dataclasses
 import functools
 import itertools
@@ -13,6 +12,7 @@ import vitmods as vm
 from vitmods.changes import REGISTRY
 from vitmods.changes.compose import edit
 from vitmods.changes.norm import kinds
+from vitmods.testing import CHANGE_CHECKS, ChangeCase
 from vitmods.util.errors import UserError
 
 # Variants that setting one field at a time does not reach.
@@ -40,9 +40,9 @@ MORE = [
 
 
 OF_KINDS = {  # what the settings of a change are nothing to
-    "test_it_leaves_the_old_model_alone",
-    "test_gradient_checkpointing_changes_nothing",
-    "test_pickle_deepcopy_and_state_dict",
+    "it leaves the old model alone",
+    "gradient checkpointing changes nothing",
+    "copies are the model",
     "test_training_mode_device_and_frozen_parameters_are_those_of_the_model",
     "test_diff_and_documentation",
 }
@@ -116,7 +116,10 @@ def find_together(norms=True):
 
 
 def pytest_generate_tests(metafunc):
-    if "change" in metafunc.fixturenames:
+    if "promise" in metafunc.fixturenames:
+        pairs = [(p, c) for p in CHANGE_CHECKS for c in (find_different() if p in OF_KINDS else find_all())]
+        metafunc.parametrize(("promise", "change"), pairs, ids=str)
+    elif "change" in metafunc.fixturenames:
         of_kinds = metafunc.function.__name__ in OF_KINDS
         metafunc.parametrize("change", find_different() if of_kinds else find_all(), ids=str)
     if "together" in metafunc.fixturenames:
@@ -137,31 +140,23 @@ def all_together():
     return find_together()
 
 
-def make_base():
-    torch.manual_seed(0)
-    model = vm.ViT(base_config())
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:  # gains and biases of a model that was trained
-            torch.nn.init.normal_(parameter, mean=float("norm" in name and name.endswith("weight")), std=0.1)
-    return model
+_case = functools.cache(ChangeCase)
+
+
+@pytest.fixture
+def case(change):
+    return _case(change)
 
 
 @pytest.fixture
 def base():
-    return make_base()
-
-
-@functools.cache
-def _made(change):
-    base = make_base()
-    torch.manual_seed(3)
-    return vm.apply(base, change)
+    return ChangeCase(REGISTRY["dpn"]()).base
 
 
 @pytest.fixture
-def changed(change):
+def changed(case):
     """The base with the change."""
-    return copy.deepcopy(_made(change))
+    return case.changed
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 EARLY = r"""
 compar                                             -> Did you mean 'compare'?
 --color                                            -> --color
-compare --epoch 3                                  -> Unrecognized options: --epoch, 3 Perhaps you meant: --epochs
+compare --epoch 3                                  -> option --epoch. Did you mean --epochs?
 compare --seeds three                              -> --seeds
 compare --design factoral                          -> Did you mean 'factorial'?
 compare --recipe plane                             -> Did you mean 'plain'?
@@ -19,8 +19,11 @@ compare --recipe augreg(levle=light1)              -> Did you mean 'level'?
 compare --margin -1                                -> margin is how much worse an arm may be
 compare --img-size 8 8 8                           -> img_size is one side or two
 compare --sweep lrr=1,2                            -> Did you mean 'lr'
-train --from runs/pets                             -> Unrecognized options: --from, runs/pets
-train --lr ten                                     -> --lr
+train --from runs/pets                             -> vitmods train does not have the option --from
+apply dpn                                          -> `vitmods diff --arm dpn` shows
+compare --model Ti/16                              -> Did you mean --base?
+compare dpn rms                                    -> dpn is a change: write --arms dpn.
+diff dpn                                           -> Changes follow --arm: write --arm dpn.
 finetune --data digits                             -> Say what is adapted: --model
 finetune --model x --limit-trian 9                 -> --limit-trian
 report runs/pets --out answer.gif                  -> must end with .html, .svg, .pdf or .png
@@ -34,6 +37,68 @@ recipe show                                        -> recipe show
 recipe show a2 --modle B/16                        -> --model
 """
 """that are refused before torch is imported"""
+SLIPS = r"""
+list                                               -> `vitmods changes` lists the changes
+Comapre                                            -> Did you mean 'compare'?
+run                                                -> Did you mean 'compare'?
+eval runs/x                                        -> Did you mean 'evaluate'?
+analyze runs/x                                     -> Did you mean 'analyse'?
+datasets                                           -> Did you mean 'data'?
+tables                                             -> Did you mean 'paper'?
+plot runs/x                                        -> Did you mean 'report'?
+benchmark                                          -> Did you mean 'bench'?
+fine_tune                                          -> Did you mean 'finetune'?
+pack                                               -> Did you mean `vitmods data pack`?
+version                                            -> Did you mean `vitmods --version`?
+models                                             -> `vitmods compare --base NAME`
+gallery                                            -> docs/gallery.md
+frobnicate                                         -> Known: analyse, base
+train --pretrained                                 -> `vitmods finetune --model WEIGHTS` starts from trained weights.
+train --checkpoint x.pth                           -> `vitmods finetune --model WEIGHTS` starts from trained weights.
+train --model Ti/16                                -> option --model. Did you mean --base?
+compare --pretrained                               -> Did you mean --from?
+compare --lr=1e-3 --Epoch=3                        -> Did you mean --epochs?
+compare --epochs=ten                               -> --epochs needs a whole number, not 'ten'.
+compare --steps 1e3                                -> --steps needs a whole number, not '1e3'.
+compare --batch 64                                 -> Did you mean --batch-size?
+compare --bs 64                                    -> Did you mean --batch-size?
+compare --dryrun                                   -> Did you mean --dry-run?
+compare --dry                                      -> Did you mean --dry-run?
+compare --gpu 0                                    -> Did you mean --device?
+compare --cuda                                     -> Did you mean --device cuda?
+compare --fp16                                     -> Did you mean --precision fp16-mixed?
+compare --precision fp16                           -> --precision cannot be 'fp16'. Did you mean 'fp16-mixed'?
+compare --optimizer adm                            -> --optimizer cannot be 'adm'. Did you mean 'adamw'?
+compare --dataset photos                           -> Did you mean --data?
+compare digits dpn rms                             -> Changes follow --arms: write --arms dpn rms.
+compare digits 3                                   -> '3' cannot stand alone: a value follows its option.
+compare --data digits --epochs                     -> --epochs needs a value.
+pretrain dino                                      -> dino is a task: write --task dino.
+compare --arm dpn                                  -> Did you mean --arms?
+compare --changes dpn                              -> Did you mean --arms?
+compare --seed 3                                   -> Did you mean --seeds?
+compare --num_seeds 3                              -> Did you mean --seeds?
+compare --output runs/x                            -> Did you mean --out?
+compare --out-dir runs/x                           -> Did you mean --out?
+compare --learning-rate 1e-3                       -> Did you mean --lr?
+compare --wd 0.1                                   -> Did you mean --weight-decay?
+compare --image-size 64                            -> Did you mean --img-size?
+compare --num-workers 4                            -> Did you mean --workers?
+compare --resume                                   -> Re-running the same command resumes.
+compare --verbose                                  -> Progress is printed unless --quiet is given.
+compare --overwrite                                -> name another folder by --out
+compare --frobnicate 3                             -> option --frobnicate. `vitmods compare --help` shows
+report runs/x --format latex                       -> Give --latex, --markdown
+report runs/x --pdf                                -> Did you mean --out answer.pdf?
+report                                             -> Missing: PATH the study's folder or address.
+export runs/x --onnx                               -> Did you mean --to onnx?
+export runs/x --format onnx                        -> Did you mean --to?
+diff --arms dpn                                    -> Did you mean --arm?
+bench dpn                                          -> vitmods bench --help
+recipes deit                                       -> `vitmods recipe show NAME` shows one.
+train --lr ten                                     -> --lr
+"""
+"""words of other tools, and what people type at a shell: each names what is meant, or nothing"""
 BEFORE_IMAGES = r"""
 compare --max-seeds 8                              -> --max-seeds needs --until-decided
 compare --max-seeds 40 --until-decided --data digits -> 32
@@ -77,6 +142,8 @@ compare --base Q/16                                -> is not the name of a ViT
 compare --budget soon                              -> soon
 compare --budget 2                                 -> The budget 2 does not have a unit
 compare --data pets/imgaes                         -> Did you mean pets/images?
+compare nowhere                                    -> The folder nowhere does not exist
+train nowhere --arm dpn                            -> The folder nowhere does not exist
 compare --data digits --out /proc/no/such --epochs 1 -> /proc/no/such
 compare --from runs/pest                           -> Did you mean runs/pets?
 train --seed -1                                    -> Seeds are whole numbers
@@ -146,21 +213,24 @@ def rows(*tables):
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    for folder in ("pets/images", "runs/pets/trials"):
+    for folder in ("pets/images", "runs/pets/trials", "large"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize(("line", "words"), rows(EARLY, BEFORE_IMAGES))
+@pytest.mark.parametrize(("line", "words"), rows(EARLY, SLIPS, BEFORE_IMAGES))
 def test_mistakes_are_refused_before_anything_is_read_or_written(line, words, refused, folders, monkeypatch):
     before, more = sorted(folders.rglob("*")), []
-    if line.startswith(("compare", "train")) and not re.search("--(data|from)( |$)", line):
+    if line.startswith(("compare -", "train -")) and not re.search("--(data|from|epochs)( |$)", line):
         monkeypatch.setattr("vitmods.study.study.defaults_for", lambda data: pytest.fail("the images were listed"))
         more = ["--data", "large"]
     error = refused(line, *more)
     assert words in error
     assert len(error) > 40
+    assert "Comparing" not in error
+    assert "─" not in error
+    assert "----" not in error
     assert sorted(folders.rglob("*")) == before
 
 

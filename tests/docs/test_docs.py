@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 import os
 import re
 import shlex
@@ -246,3 +247,15 @@ def test_a_change_is_one_new_file(tmp_path):
     assert "Adds a norm on the output of the MLP." in done.stdout  # the list
     assert "scratch(eps=0.0001) + dpn" in done.stdout  # the difference
     assert "blocks.*.norm2_branch" in done.stdout
+
+
+def test_the_demo_is_the_study_whose_picture_and_numbers_are_shown():
+    facts = json.loads((ROOT / "docs/gallery/demo.json").read_text())
+    recipe = re.search(r"(vitmods compare .*?) --out runs/demo", (ROOT / "Makefile").read_text(), re.S)
+    assert " ".join(recipe[1].replace("\\", " ").split()) == facts["command"].removesuffix(" --workers 1")
+    shown = facts["effects"]["levit"].removesuffix(" helps")
+    for page in ("README.md", "docs/index.md"):
+        text = (ROOT / page).read_text()
+        assert shown in text, f"{page} has other numbers of the demo than docs/gallery/demo.json: {shown}"
+        assert f"base has {facts['base']}" in text
+        assert "gallery/demo.svg" in text

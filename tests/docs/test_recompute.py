@@ -149,7 +149,7 @@ def test_scores_of_a_sweep_have_the_average_and_each_setting(script, played, tmp
 
 CHANGED = {  # what is changed -> what is said
     "nothing": "",
-    "an interval": "demo: dpn is [3.1",
+    "an interval": "digits: dpn is [3.1",
     "the mark of a study without scores": "photos: scores is True, which is not so",
     "a status": "is decided on one processor",
 }
@@ -157,16 +157,16 @@ CHANGED = {  # what is changed -> what is said
 
 @pytest.mark.parametrize("what", CHANGED)
 def test_a_changed_number_is_found(script, what, tmp_path, monkeypatch, capsys):
-    recompute, names = script.recompute, {"demo", "photos"}
+    recompute, names = script.recompute, {"digits", "photos"}
     studies = {name: study for name, study in json.loads(STUDIES.read_text()).items() if name in names}
     for file in STUDIES.parent.glob("norm_choice.toml"):
         text = "\n".join(line for line in file.read_text().splitlines() if not re.match('  "', line))
-        (tmp_path / file.name).write_text(text.replace('["norm-choice: post", "demo: post"]', '["demo: post"]'))
+        (tmp_path / file.name).write_text(text.replace('["norm-choice: post", "digits: post"]', '["digits: post"]'))
     (tmp_path / "scores").mkdir()
-    for name in names if what != "the mark of a study without scores" else ["demo"]:
+    for name in names if what != "the mark of a study without scores" else ["digits"]:
         (tmp_path / "scores" / f"{name}.json").write_text((GALLERY / "scores" / f"{name}.json").read_text())
     if what == "an interval":
-        studies["demo"]["effects"]["dpn"][1] += 0.02
+        studies["digits"]["effects"]["dpn"][1] += 0.02
     (tmp_path / "studies.json").write_text(json.dumps(studies))
     page = tmp_path / "claims.md"
     claims = (ROOT / "docs" / "claims.md").read_text()

@@ -1,8 +1,6 @@
 """The stems of several layers: their shapes, what they refuse, and what they owe as modules."""
 
-import copy
 import math
-import pickle
 from functools import partial
 
 import pytest
@@ -104,31 +102,6 @@ def test_patches_of_another_size_are_refused_and_other_images_taken(kind):
     with pytest.raises(UserError, match=r"made for patches of \(8, 8\).*\(4, 4\)"):
         stem.set_input_size(patch_size=4)
     assert stem.patch_size == (8, 8)
-
-
-@pytest.mark.parametrize("kind", [*KINDS, vml.TokensToTokenStem])
-def test_modules_copy_cast_move_compile_and_export(kind, monkeypatch):
-    monkeypatch.setattr("vitmods.layers.stems.local.LOCAL_DEPTH", 1)
-    size = vml.StemSize(32, 16, 3, 16)
-    with torch.device("meta"):
-        stem = kind(size).bfloat16()
-    assert {(p.dtype, p.device.type) for p in stem.parameters()} == {(torch.bfloat16, "meta")}
-    assert kind(size, bias=False).proj.bias is None
-    stem = kind(size).eval()
-    images = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        expected = stem(images)
-        for other in (pickle.loads(pickle.dumps(stem)), copy.deepcopy(stem)):
-            assert torch.equal(other(images), expected)
-        torch._dynamo.reset()
-        compiled = torch.compile(stem, fullgraph=True, backend="eager")
-        torch.testing.assert_close(compiled(images), expected)
-        torch.testing.assert_close(torch.export.export(stem, (images,)).module()(images), expected)
-        rough = stem.bfloat16()(images.bfloat16())
-    assert rough.dtype == torch.bfloat16
-    torch.testing.assert_close(rough.float(), expected, atol=0.05 * float(expected.abs().max()), rtol=0)
-    stem.output_fmt = "NHWC"
-    assert stem(images.bfloat16()).shape == (2, 2, 2, 16)
 
 
 @pytest.mark.parametrize("kind", [vml.LinearStem, vml.DualPatchNormStem, *KINDS])

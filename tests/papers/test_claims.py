@@ -83,11 +83,13 @@ def test_a_study_without_scores_is_shown_and_decides_nothing():
     assert alone.status is Status.NOT_RUN
     assert alone.evidence[0].outcome == "does not count: its scores were not kept"
     assert not alone.together
-    assert claim("demo: post", "norm-choice: post", direction=Direction.LOSS).together == claim("demo: post").together
+    assert (
+        claim("digits: post", "norm-choice: post", direction=Direction.LOSS).together == claim("digits: post").together
+    )
     assert claim("dpn-figure1: normformer", holds={"depth": 36}).status is Status.OTHER, (
         "no condition is kept either way"
     )
-    assert claim("dpn-figure1: normformer", "demo: post", holds={"depth": 6}).status is Status.ONE_PROCESSOR
+    assert claim("dpn-figure1: normformer", "digits: post", holds={"depth": 6}).status is Status.ONE_PROCESSOR
 
 
 AGAIN = {  # post of a second run -> what the demo's loss of 40 points, from -79.5 to -0.9, says of a claimed loss
@@ -100,11 +102,11 @@ AGAIN = {  # post of a second run -> what the demo's loss of 40 points, from -79
 
 @pytest.mark.parametrize("again", AGAIN, ids=str)
 def test_a_claim_is_decided_with_one_status_on_two_processors(monkeypatch, again):
-    demo = dataclasses.replace(studies()["demo"], again={"post": again} if again else {"dpn": (1.0, 0.5, 1.5)})
-    monkeypatch.setattr(claims, "studies", lambda: {"demo": demo, "other": dataclasses.replace(demo, again={})})
-    assert claim("demo: post", direction=Direction.LOSS).status is AGAIN[again]
-    assert claim("demo: post", "other: post", direction=Direction.LOSS).status is Status.ONE_PROCESSOR
-    assert claim("demo: post; rms", direction=Direction.LOSS).status is Status.TOO_WIDE, "so it is already"
+    demo = dataclasses.replace(studies()["digits"], again={"post": again} if again else {"dpn": (1.0, 0.5, 1.5)})
+    monkeypatch.setattr(claims, "studies", lambda: {"digits": demo, "other": dataclasses.replace(demo, again={})})
+    assert claim("digits: post", direction=Direction.LOSS).status is AGAIN[again]
+    assert claim("digits: post", "other: post", direction=Direction.LOSS).status is Status.ONE_PROCESSOR
+    assert claim("digits: post; rms", direction=Direction.LOSS).status is Status.TOO_WIDE, "so it is already"
 
 
 def test_all_arms_are_needed_and_no_study_decides_alone(all_kept):
@@ -143,7 +145,7 @@ def test_a_study_that_breaks_a_condition_never_makes_a_status(text):
         name, value = part.split("=")
         value = value.replace("inf", "1e999")
         holds[name] = ast.literal_eval(value) if value[0] in "[0123456789" else value
-    found = claim("demo: post", direction=Direction.LOSS, holds=holds)
+    found = claim("digits: post", direction=Direction.LOSS, holds=holds)
     assert found.evidence[0].broken == BROKEN[text]
     assert found.status is (Status.OTHER if BROKEN[text] else Status.ONE_PROCESSOR)
     assert [effect.arm for effect in found.together] == ([] if BROKEN[text] else ["post"])
@@ -162,12 +164,12 @@ def test_a_fact_with_several_values_needs_all_of_them():
     ("direction", "fields", "words"),
     [
         (Direction.GAIN, {"tests": ("gone: dpn",)}, "no such study"),
-        (Direction.GAIN, {"tests": ("demo: dnp",)}, "no arm 'dnp' there"),
-        (None, {"tests": ("demo: dpn",)}, "give its direction"),
+        (Direction.GAIN, {"tests": ("digits: dnp",)}, "no arm 'dnp' there"),
+        (None, {"tests": ("digits: dpn",)}, "give its direction"),
         (Direction.LOSS, {"points": (2.0, 1.0)}, "sizes"),
         (Direction.LOSS, {"points": (-1.0,)}, "sizes"),
         (Direction.LOSS, {"holds": {"dpeth": 12}}, "no condition is named dpeth; take data, images"),
-        (Direction.LOSS, {"tests": ("demo: dpn",), "why": "later"}, "takes one of tests, proof and why"),
+        (Direction.LOSS, {"tests": ("digits: dpn",), "why": "later"}, "takes one of tests, proof and why"),
     ],
 )
 def test_a_claim_cannot_have_a_status_without_a_study(direction, fields, words):

@@ -23,12 +23,14 @@ class PeakNorm(nn.Module):
 
     def __init__(self, dim: int, eps: float = 1e-6, affine: bool = True, power: float = 1.0) -> None:
         super().__init__()
+        if not eps > 0:
+            raise ValueError(f"Peak norm: eps must be positive, got {eps}.")
         self.eps, self.power = eps, power
         self.weight = nn.Parameter(torch.ones(dim)) if affine else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x / (x.abs().amax(-1, keepdim=True) + self.eps) ** self.power
-        return y if self.weight is None else y * self.weight
+        return y if self.weight is None else (y * self.weight).to(x.dtype)
 
     def reset_parameters(self) -> None:
         if self.weight is not None:

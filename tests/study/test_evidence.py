@@ -12,6 +12,7 @@ from vitmods.stats.across import across_studies, other_sets
 from vitmods.stats.verdict import Verdict
 from vitmods.study import Answer
 from vitmods.study.evidence import FURTHER, LIKE_THESE, Finding, evidence, together
+from vitmods.util.errors import UserError
 
 GALLERY = Path(__file__).parents[2] / "docs" / "gallery"
 
@@ -20,19 +21,19 @@ GALLERY = Path(__file__).parents[2] / "docs" / "gallery"
 def runs(tmp_path_factory):
     """Three stored studies: of digits, of photographs, and of pixels (two metrics)."""
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("demo", "photos", "segmentation"):
+    for name in ("digits", "photos", "segmentation"):
         with tarfile.open(GALLERY / f"{name}.tar.xz") as packed:
             packed.extractall(folder / ("below" if name == "photos" else "") / name, filter="data")
     return folder
 
 
 def test_studies_below_a_folder_are_found_and_kept_apart_by_metric(runs):
-    found = evidence([runs, runs / "demo"])  # named twice, counted once
+    found = evidence([runs, runs / "digits"])  # named twice, counted once
     assert found["dpn"].studies == 2
     assert list(found["dpn"].sets) == ["photos3", "digits"]
     assert found["dpn"].other is None
     assert {one.metric for one in found.changes if one.change == "dpn"} == {"top-1", "mean IoU"}
-    effect = Answer.load(runs / "demo")["dpn"]
+    effect = Answer.load(runs / "digits")["dpn"]
     assert found["dpn"].on("digits") == (effect.effect, *effect.interval)
     assert found["postnorm"].sets["digits"][0].model == "mu6/2"
     assert "Fewer than 3 data sets: no claim on others." in str(found)
@@ -41,7 +42,7 @@ def test_studies_below_a_folder_are_found_and_kept_apart_by_metric(runs):
 
 def test_equal_images_are_one_data_set_whatever_they_are_called(runs, tmp_path):
     def copied(place, **data):
-        shutil.copytree(runs / "demo", tmp_path / place)
+        shutil.copytree(runs / "digits", tmp_path / place)
         file = tmp_path / place / "study.json"
         stored = json.loads(file.read_text())
         stored["data"] |= data
@@ -49,24 +50,41 @@ def test_equal_images_are_one_data_set_whatever_they_are_called(runs, tmp_path):
 
     copied("same", spec="path/to/copy", name="copy")
     copied("other", spec="elsewhere/digits", fingerprint="0" * 64)
-    sets = evidence([runs / "demo", tmp_path])["dpn"].sets
-    assert {name: len(studies) for name, studies in sets.items()} == {"digits": 2, "digits (2)": 1}
+    sets = evidence([runs / "digits", tmp_path])["dpn"].sets
+    assert {name: len(studies) for name, studies in sets.items()} == {"digits": 1, "digits (2)": 1}
+    assert f"dpn in {tmp_path / 'same'} repeats {runs / 'digits'}" in evidence([runs / "digits", tmp_path]).left_out
+    copied("a/runs/x", spec="photos", fingerprint="1" * 64)
+    copied("b/runs/x", spec="photos", fingerprint="2" * 64)
+    projects = [tmp_path / "a", tmp_path / "b"]
+    assert len(evidence(projects)["dpn"].sets) == 2, "one relative path in two projects"
+    (tmp_path / "photos").mkdir()
+    assert len(evidence(projects)["dpn"].sets) == 1, "and in one, whose images have grown"
 
 
 def test_what_does_not_count_is_named(runs, tmp_path, refused):
-    shutil.copytree(runs / "demo", tmp_path / "half")
+    shutil.copytree(runs / "digits", tmp_path / "half")
     shutil.rmtree(tmp_path / "half/trials/rms/seed3")
-    found = evidence([runs / "demo", tmp_path])
-    assert found.left_out == ("half is not finished",)
-    assert "Left out: half is not finished." in str(found)
+    found = evidence([runs / "digits", tmp_path])
+    assert found.left_out == (f"{tmp_path / 'half'} is not finished",)
+    assert f"Left out: {tmp_path / 'half'} is not finished." in str(found)
     assert "no finished study with an interval" in refused(f"evidence {tmp_path / 'half'}")
     alone = tmp_path / "alone"
     vm.Study("mu1/4", None, "digits", recipe=vm.recipes.plain(epochs=1), seeds=1, limit_train=64).run(
         alone, workers=1, progress=False, cost_seconds=0, device="cpu"
     )
-    assert "with an interval: alone has base alone." in refused(f"evidence {alone}")
+    assert f"with an interval: {alone} has base alone." in refused(f"evidence {alone}")
     (tmp_path / "empty").mkdir()
     assert "has no study, and neither" in refused(f"evidence {runs} {tmp_path / 'empty'}")
+    assert "nowhere is not a folder" in refused(f"evidence {runs} {tmp_path / 'nowhere'}")
+    shutil.copytree(runs / "digits", tmp_path / "damaged")
+    (tmp_path / "damaged/study.json").write_text("{")
+    (reason,) = evidence([runs, tmp_path / "damaged"]).left_out
+    assert reason.startswith(f"{tmp_path / 'damaged'} cannot be read (")
+    assert "study.json is damaged" in refused(f"evidence {tmp_path / 'damaged'}")
+    with pytest.raises(KeyError, match="No study here has the change 'dnp'"):
+        evidence(runs)["dnp"]
+    with pytest.raises(UserError, match="Give folders of studies"):
+        evidence([])
 
 
 def finding(data, effect, half, change="dpn", higher=True, study="one"):
@@ -103,7 +121,8 @@ def test_the_intervals_of_several_changes_hold_together():
     assert both.high - both.low > 1.2 * (alone.high - alone.low)
 
 
-def test_the_command_prints_three_forms(runs, said):
+def test_the_command_prints_four_forms(runs, said):
+    assert r"\begin{tabular}" in said(f"evidence {runs} --latex").out
     assert json.loads(said(f"evidence {runs} --json").out)["changes"][0]["change"] == "dpn"
     assert said(f"evidence {runs} --markdown").out.startswith("| change, data set |")
     assert "layerscale (top-1)" in said(f"evidence {runs}").out

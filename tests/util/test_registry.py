@@ -1,5 +1,7 @@
 """Named things of one kind: the nearest name, no name twice, files of a folder, a user's modules."""
 
+import json
+import subprocess
 import sys
 
 import pytest
@@ -128,3 +130,18 @@ def test_plugins_that_a_folder_needs_are_asked_for_and_never_loaded(tmp_path):
         UserError, match=r"runs/pets was made with plugins: add --plugin elsewhere --plugin /x/there.py"
     ):
         check_plugins(["elsewhere", "/x/there.py"], "runs/pets")
+
+
+def test_another_process_loads_plugins_in_the_order_in_which_they_were_given(tmp_path):
+    """... also one that adds nothing itself, and a file that imports the one before it, whose name comes later."""
+    (tmp_path / "zero.py").write_text("SIDE = 3\n")
+    (tmp_path / "later.py").write_text("import zero\nfrom vitmods.util.registry import Registry\n"
+                                       "THINGS = Registry('thing')\nTHINGS.add('side', zero.SIDE)\n")  # fmt: skip
+    (tmp_path / "earlier.py").write_text("import later\nlater.THINGS.add('twice', 2 * later.THINGS['side'])\n")
+    imports = "import json, sys; from vitmods.util.registry import load_plugins, plugins"
+    ask = f"{imports}; load_plugins(sys.argv[1:]); print(json.dumps(plugins()))"
+    given = [str(tmp_path / f"{name}.py") for name in ("zero", "later", "earlier")]
+    for _ in range(2):  # the second process gets what the first one says
+        done = subprocess.run([sys.executable, "-c", ask, *given], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == given

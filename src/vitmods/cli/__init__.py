@@ -18,7 +18,7 @@ from typing import Any
 
 from vitmods import __version__
 from vitmods.util.address import check_spelling
-from vitmods.util.errors import UserError, nearest, said
+from vitmods.util.errors import UserError, said
 from vitmods.util.files import lenient_output, remedy
 from vitmods.util.text import printable
 
@@ -176,8 +176,9 @@ def _run(arguments: list[str]) -> int:
 def find_command(name: str) -> Callable[[Sequence[str]], int]:
     """Import a command: a function of its arguments that returns the exit code. Raises UserError for unknown names."""
     if name not in COMMANDS:
-        kind = "option" if name.startswith("-") else "command"
-        raise UserError(f"The {kind} {name} does not exist. {nearest(name, COMMANDS)} `vitmods --help` says more.")
+        from vitmods.cli.slips import unknown_command
+
+        raise UserError(unknown_command(name, COMMANDS))
     module, _, function = ELSEWHERE.get(name, f"vitmods.cli.{name}:main").partition(":")
     return getattr(importlib.import_module(module), function)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -75,7 +76,8 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.data import check
 
     checked = check(options.source, **asdict(options.split))
-    print(checked.text)
+    for line in checked.text.splitlines():  # tables have columns of blanks, and stay
+        print(line if "  " in line.strip() else textwrap.fill(line, 80, break_long_words=False, break_on_hyphens=False))
     if options.out is not None:
         from vitmods.util.files import make_folder, write_json
 

@@ -27,7 +27,9 @@ class Evidence:
     folders: Annotated[tuple[str, ...], tyro.conf.Positional]
     """folders of studies, or with studies in them"""
     markdown: bool = False
-    """print Markdown tables"""
+    """print a Markdown table"""
+    latex: bool = False
+    """print a LaTeX table"""
     json: bool = False
     """print JSON, for programs"""
 
@@ -35,8 +37,8 @@ class Evidence:
         """Raise UserError without a folder, and for two forms."""
         if not self.folders:
             raise UserError("Give folders of studies: vitmods evidence runs")
-        if self.markdown and self.json:
-            raise UserError("Give one of --markdown and --json.")
+        if self.markdown + self.latex + self.json > 1:
+            raise UserError("Give one of --markdown, --latex and --json.")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,5 +47,6 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.study.evidence import evidence
 
     found = evidence(options.folders)
-    print(json.dumps(found.to_dict(), indent=1) if options.json else found.to_markdown() if options.markdown else found)
+    table = found.to_latex() if options.latex else found.to_markdown() if options.markdown else found
+    print(json.dumps(found.to_dict(), indent=1) if options.json else table)
     return 0

@@ -8,8 +8,8 @@ import re
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from functools import partial, reduce
 from operator import or_
@@ -18,12 +18,14 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
+from vitmods.cli.slips import refusal, what_is
 from vitmods.recipes import TASK_PARTS, Recipe
 from vitmods.recipes.recipe import PARTS, check_fields, fields_by_name
 from vitmods.recipes.registry import parse_recipe
 from vitmods.study.cells import ImageOptions
 from vitmods.study.defaults import DIGITS, RecipeChoice
 from vitmods.util.errors import SAID_IN, UserError
+from vitmods.util.files import expand_user
 from vitmods.util.text import listing, printable
 
 T = TypeVar("T")
@@ -47,8 +49,8 @@ _join_lines_of_help()
 @dataclass(frozen=True)
 class _Source:
     data: str = "digits"
-    """digits, a folder of class folders or of shards, a CSV file of labels, torchvision:NAME?root=FOLDER, hf:NAME, or
-    wds:SHARDS"""
+    """digits, clothes, a folder of class folders or shards, a CSV file of labels, torchvision:NAME?root=FOLDER,
+    hf:NAME, or wds:SHARDS"""
     task: str = "classification"
     """what is learned: classification (one class an image), multilabel (any number of labels), or another task
     (docs/tasks.md)"""
@@ -65,9 +67,12 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
     common: the options that --help shows; --help-all shows all but those of other tasks. Empty: --help shows all. A
         first word that is not an option is the folder of --data, for commands that have it.
     """
-    if arguments and not arguments[0].startswith("-") and "dataset" in getattr(kind, "__dataclass_fields__", ()):
+    has_images = "dataset" in getattr(kind, "__dataclass_fields__", ())
+    if has_images and arguments and not arguments[0].startswith("-"):
         if any(word.partition("=")[0] == "--data" for word in arguments):
             raise UserError(f"The images are given twice: '{arguments[0]}' and --data.")
+        if not os.path.exists(arguments[0]) and (hint := what_is(arguments[0])):
+            raise UserError(f"The first word is the folder of the images, and {hint}")
         arguments = ["--data", *arguments]
     shows_all, shows_common = HELP_ALL in arguments, bool(common and {"-h", "--help"} & set(arguments))
     hidden = _read_by_other_tasks(kind, arguments, shows_all) if shows_all or shows_common else ()
@@ -76,8 +81,11 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
     cli = partial(tyro.cli, shell_kind, args=with_help, prog=f"vitmods {command}", config=STYLE)
     if shows_all or not shows_common:
         try:
-            options = dict(vars(cli()))
-        except SystemExit:
+            with redirect_stderr(io.StringIO()) as box:
+                options = dict(vars(cli()))
+        except SystemExit as stop:
+            if stop.code:
+                raise UserError(refusal(box.getvalue(), command, _names_of_options(cli))) from None
             if hidden:
                 print(f"`vitmods {command} --task TASK {HELP_ALL}` also shows what only that task and metrics read:")
                 print(f"{listing(['classification', *sorted(TASK_PARTS)], 'or')}.")
@@ -91,6 +99,8 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
                 if name in words or f"no_{name}" in words
             }
             options["training"] = RecipeChoice(options["recipe"], overrides)
+        if has_images:
+            _check_place(options["dataset"].data)
         return kind(**options)
     # tyro draws boxes where the encoding has them. On wide terminals it puts two in a row: `_shortened` needs one.
     columns = os.environ.get("COLUMNS")
@@ -106,6 +116,22 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
         shortened = re.sub("[╭╮╰╯│─]", " ", shortened)
     print(shortened)
     raise SystemExit(0)
+
+
+def _names_of_options(cli: Callable[..., Any]) -> set[str]:
+    """The options of a command, as its help names them, without dashes."""
+    with redirect_stdout(io.StringIO()) as text, suppress(SystemExit):
+        cli(args=["--help"])
+    return set(re.findall(r"--([a-z][\w-]*)", text.getvalue()))
+
+
+def _check_place(data: str) -> None:
+    """Raise UserError for a folder of images that does not exist, before anything is printed or imported for it."""
+    if data != DataOptions.data and ":" not in data and not os.path.exists(expand_user(data)):
+        from vitmods.data.sources import SOURCES, open_source
+
+        if data not in SOURCES:
+            open_source(data)
 
 
 def print_completion(kinds: Mapping[str, type[Any]], arguments: Sequence[str]) -> None:

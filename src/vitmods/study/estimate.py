@@ -66,7 +66,7 @@ from vitmods.util.files import rendered
 from vitmods.util.text import Printed, duration, first_of, listing, plural, size
 
 SEEDS = (3, 5, 8, 16)
-WIDTH = 100  # of what is printed
+WIDTH = 80  # of what is printed
 LONG_S = 12 * 3600.0  # a night: a smaller study is proposed for one that takes longer
 FEWEST = 3  # seeds of a given study that fits a budget
 MARGIN = 0.03  # of a time budget: trials may be slower than the steps that were timed

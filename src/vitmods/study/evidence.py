@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vitmods.data.sources import SOURCES
 from vitmods.stats.across import ENOUGH_SETS, OtherSets, across_studies, other_sets
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.store import StudyFolder
 from vitmods.util.address import address_of, named, place
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.latex import tabular
 from vitmods.util.text import Printed, listing, plural
 
 
@@ -74,8 +75,12 @@ class Evidence(Printed):
     left_out: tuple[str, ...]
 
     def __getitem__(self, change: str) -> OfChange:
-        """Of the change with this short form; the first metric."""
-        return next(found for found in self.changes if found.change == change)
+        """Of the change with this short form; the first metric. KeyError, with the nearest, for another."""
+        for found in self.changes:
+            if found.change == change:
+                return found
+        known = dict.fromkeys(found.change for found in self.changes)
+        raise KeyError(f"No study here has the change {change!r}. {nearest(change, known)}")
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -88,6 +93,10 @@ class Evidence(Printed):
         """A pipe table."""
         rows = [_COLUMNS, ("---",) * len(_COLUMNS), *self._rows("**{}**", "{}")]
         return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+    def to_latex(self) -> str:
+        """A `tabular` for a paper."""
+        return tabular(_COLUMNS, list(self._rows("{}", "{}")))
 
     def __repr__(self) -> str:
         parts = [_aligned([_COLUMNS, *self._rows("{}", "  {}")])]
@@ -127,35 +136,49 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "─" * max(map(len, lines[:1])), *lines[1:]])
 
 
-def evidence(folders: Iterable[str | Path]) -> Evidence:
-    """Read the studies in these folders, and in folders up to two levels below, and put them together by change.
+def evidence(folders: str | Path | Iterable[str | Path]) -> Evidence:
+    """Read the studies in these folders, or in one, and in folders up to two levels below; put them together by change.
 
     Studies of one data set may share trials, so they count as one effect. With three data sets or more, the mean has an
     interval for data sets like these (`vitmods.stats.across`). Effects are arm minus base, in the unit of the metric.
 
     Raises:
-        UserError: a folder without a study, a damaged one, or no finished study with an interval.
+        UserError: a folder without a study, or no finished study with an interval; studies that cannot be read are left
+            out, unless there is no other.
     """
+    given = [folders] if isinstance(folders, str | Path) else list(folders)
     findings: list[Finding] = []
     names: dict[str, str] = {}
     left_out: list[str] = []
-    for path in dict.fromkeys(path for folder in folders for path in _studies(folder)):
-        answer = Answer.load(path)
+    paths = list(dict.fromkeys(path for folder in given for path in _studies(folder)))
+    for path in paths:
+        try:
+            answer = Answer.load(path)
+        except UserError as error:
+            if len(paths) == 1:
+                raise
+            left_out.append(f"{named(path)} cannot be read ({str(error).rstrip('.')})")
+            continue
         if not answer.complete:
-            left_out.append(f"{path.name} is not finished")
+            left_out.append(f"{named(path)} is not finished")
             continue
         if not answer.headline.effects:
-            left_out.append(f"{path.name} has base alone")
-        data = _name_of(answer.data, names)
+            left_out.append(f"{named(path)} has base alone")
+        data = _name_of(answer.data, _set_of(str(answer.data["spec"]), path), names)
         texts = {name: text for name, (_, text) in answer.headline.shown_by.items()}
         for name, effect in answer.headline.effects.items():
             if math.isnan(effect.interval[0]) or effect.verdict == Verdict.WITHHELD or effect.provisional:
-                left_out.append(f"{name} in {path.name} has no verdict")
+                left_out.append(f"{name} in {named(path)} has no verdict")
                 continue
             change = texts.get(name) or Arm.from_identity(name, answer.settings["arms"][name]).text or BASE
-            findings.append(_finding(path, change, data, answer, effect))
+            one = _finding(path, change, data, answer, effect)
+            if copy := next((other for other in findings if replace(other, study=one.study) == one), None):
+                left_out.append(f"{name} in {named(path)} repeats {named(Path(copy.study))}")
+            else:
+                findings.append(one)
     if not findings:
-        raise UserError(f"These folders have no finished study with an interval: {'; '.join(left_out)}.")
+        why = f": {'; '.join(left_out)}" if left_out else ""
+        raise UserError(f"These folders have no finished study with an interval{why}. Give folders of studies.")
     return together(findings, left_out)
 
 
@@ -172,19 +195,29 @@ def together(findings: Iterable[Finding], left_out: Iterable[str] = ()) -> Evide
 def _studies(folder: str | Path) -> list[Path]:
     """The folder, if it is a study's or an address, or the studies below it."""
     path = place(folder)
-    if address_of(path) or StudyFolder(path).facts():
+    if address_of(path) or (path / "study.json").is_file():
         return [path]
     found = sorted(path.parent for depth in ("*", "*/*") for path in Path(folder).glob(f"{depth}/study.json"))
     if not found:
-        raise UserError(
-            f"{named(Path(folder))} has no study, and neither have the folders in it. Give what --out named."
-        )
+        why = "has no study, and neither have the folders in it" if path.is_dir() else "is not a folder"
+        raise UserError(f"{named(Path(folder))} {why}. Give what --out named.")
     return found
 
 
-def _name_of(data: Mapping[str, Any], names: dict[str, str]) -> str:
+def _set_of(spec: str, study: Path) -> str:
+    """The spec of a study's data set with its place: the same relative path in two projects names two sets."""
+    kind, colon, rest = spec.rpartition(":")
+    part = rest.partition("?")[0]
+    if address_of(study) or part in SOURCES:
+        return spec
+    parents = study.resolve().parents
+    root = next((parent for parent in parents if (parent / part).exists()), None if colon else parents[0])
+    return spec if root is None else f"{kind}{colon}{root / rest}"
+
+
+def _name_of(data: Mapping[str, Any], spec: str, names: dict[str, str]) -> str:
     """The name of a data set. Equal images are one set, whatever it is called; another one of a name has a number."""
-    spec, images = str(data["spec"]), str(data["fingerprint"])
+    images = str(data["fingerprint"])
     known = names.get(f"spec {spec}") or names.get(f"images {images}")
     if known is None:
         alike = sum(name == data["name"] or name.startswith(f"{data['name']} (") for name in set(names.values()))

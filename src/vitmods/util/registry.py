@@ -202,10 +202,11 @@ def modules_from_outside() -> set[str]:
 
 
 def plugins() -> list[str]:
-    """List what another process must pass to ``load_plugins``: the modules outside the package that have added things,
-    by name, or by path if Python cannot find them. Entry points are found without it."""
-    modules = modules_from_outside() - _entry_point_modules - {"__main__"}
-    return sorted(spelled(sys.modules[name]) for name in modules if name in sys.modules)
+    """List what another process must pass to ``load_plugins``: the modules outside the package that have added things
+    or were asked for, in the order of their imports, by name, or by path if Python cannot find them. Entry points are
+    found without it."""
+    modules = (modules_from_outside() | set(map(_name, asked_for))) - _entry_point_modules - {"__main__"}
+    return [spelled(module) for name, module in list(sys.modules.items()) if name in modules]
 
 
 def plugin_options() -> list[str]:
