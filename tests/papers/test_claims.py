@@ -4,8 +4,8 @@ import ast
 import dataclasses
 import importlib.util
 import json
-import re
 import math
+import re
 import shlex
 import subprocess
 import sys
