@@ -37,7 +37,7 @@ LINK = re.compile(r"(?<!!)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)|!\[[^\]]*\]\((?!
 FENCE = re.compile(r"^(```+).*?^\1$", re.M | re.S)
 DRAWING = re.compile(r"^<!-- drawing: (.+?) -->$", re.M)
 REPORT = re.compile(r"^<!-- report: ([\w-]+) -->$", re.M)
-ANSWER = re.compile(r"^!\[([^\]]*)\]\((?!\w+:)(\S+)\.svg\)$", re.M)
+ANSWER = re.compile(r"^!\[(.*)\]\((?!\w+:)(\S+)\.svg\)$", re.M)
 EXTRA = Path("_extra")
 """in the copy: files that the site has as they are"""
 
