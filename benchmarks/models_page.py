@@ -15,11 +15,12 @@ TABLE, PAGE = ROOT / "benchmarks" / "results" / "in_place.json", ROOT / "docs" /
 SHORT = {"in place": "yes", "overlapping or layered stem": "stem"}
 INTRODUCTION = """# Models and changes
 
+Find your model on this page, and read its row. `vm.apply(model, *changes)` reads a model exactly and returns a vitmods
+ViT, which supports nearly every change ([how](foreign-models.md)), or [changes it in place](in-place.md) and keeps its
+class. The tables show changes in place; `in_place=True` asks for them.
+
 Each model was tested at reduced size, as it is when new and with random weights ({versions}). Each `yes` was
 compared with the definition of the change, computed from what is known of the library.
-`vm.apply(model, *changes)` reads a model exactly and returns a vitmods ViT, or [changes it in place](in-place.md) and
-keeps its class. A model that is read supports nearly every change ([how](foreign-models.md)); `in_place=True` may
-support the rest. The table shows changes in place.
 
 | cell | meaning |
 | --- | --- |
@@ -48,30 +49,45 @@ def page(record: dict[str, Any]) -> str:
         lines = [
             f"## {part}",
             "",
-            f"{result['models']} models, {result['read']} of them read. Each row represents all models of a structure.",
+            f"{result['models']} models, {result['read']} of them read. A name stands for all models of its structure, "
+            "whose number is in brackets.",
             "",
-            f"| model | models | read | {' | '.join(names)} |",
-            f"| --- | --- | --- | {' | '.join('---' for _ in names)} |",
-            f"| all | {result['models']} | {result['read']} | {' | '.join(map(str, totals))} |",
+            f"| model | read | {' | '.join(names)} |",
+            f"| --- | --- | {' | '.join('---' for _ in names)} |",
+            f"| all {result['models']} | {result['read']} | {' | '.join(map(str, totals))} |",
         ]
+        of_cells: dict[tuple[str, ...], list[str]] = {}
         for name, row in result["rows"].items():
-            cells = [SHORT.get(row[change], row[change]) for change in changes]
-            lines.append(f"| {name} | {row['models']} | {row['read'] or ''} | {' | '.join(cells)} |")
+            cells = "yes" if row["read"] else "", *(SHORT.get(row[change], row[change]) for change in changes)
+            of_cells.setdefault(cells, []).append(f"{name} ({row['models']})" if row["models"] > 1 else name)
+        lines += grouped(of_cells)
         parts.append("\n".join(lines) + "\n")
     parts.append(strangers(json.loads(STRANGERS.read_text())))
     reasons = ["## Reasons", "", "What the refusals of the tables say; `...` stands for a module.", ""]
+    of_message: dict[str, list[str]] = {}
     for result in record["results"].values():
         for message, names in result["messages"].items():
             if not message.startswith(("has it", "overlapping")):
-                reasons.append(f"- {', '.join(dict.fromkeys(names))}: {message.replace('|', '/')}")
+                of_message.setdefault(message, []).extend(names)
+    for message, names in of_message.items():
+        reasons.append(f"- {', '.join(dict.fromkeys(names))}: {message.replace('|', '/')}")
     parts.append("\n".join(reasons) + "\n")
     return "\n".join(parts)
+
+
+def grouped(of_cells: dict[tuple[str, ...], list[str]]) -> list[str]:
+    """A row for all models that share their cells, the most models first."""
+    rows = sorted(of_cells.items(), key=lambda row: -len(row[1]))
+    return [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in rows]
 
 
 def strangers(rows: dict[str, dict[str, str]]) -> str:
     """The table of models that nobody wrote for vitmods."""
     changes = list(next(iter(rows.values())))
     taken = [sum(row[change] in ("in place", "has it") for row in rows.values()) for change in changes]
+    of_cells: dict[tuple[str, ...], list[str]] = {}
+    for name, row in rows.items():
+        of_cells.setdefault(tuple(SHORT.get(cell, cell) for cell in row.values()), []).append(name)
     lines = [
         "## Models of strangers",
         "",
@@ -80,8 +96,8 @@ def strangers(rows: dict[str, dict[str, str]]) -> str:
         "",
         f"| model | {' | '.join(f'`{change.partition(chr(40))[0]}`' for change in changes)} |",
         f"| --- | {' | '.join('---' for _ in changes)} |",
-        f"| all | {' | '.join(map(str, taken))} |",
-        *(f"| {name} | {' | '.join(SHORT.get(cell, cell) for cell in row.values())} |" for name, row in rows.items()),
+        f"| all {len(rows)} | {' | '.join(map(str, taken))} |",
+        *grouped(of_cells),
     ]
     return "\n".join(lines) + "\n"
 

@@ -32,12 +32,20 @@ import stored
 HERE = Path(__file__).resolve().parent
 HEAD = """# Gallery
 
-Results of our own studies, each with its command. `vitmods report FOLDER --out answer.svg` writes such images: a
-diamond is the mean difference to base, the line its 95 % interval, and the band the margin. `vitmods report FOLDER`
-writes [the full report](report.md); where the site links to one, it was made from the study's stored results when the
-site was built.
+Our own studies, each with its command. [Results](../RESULTS.md) has the answers by question, [evidence](evidence.md)
+the effects by change and data set.
 
 <!-- Written by docs/gallery/add.py from docs/gallery/*.json. -->
+
+| study | answer | images | seeds |
+| --- | --- | --- | --- |
+{rows}
+
+\\* Its scores were not kept: it cannot be recomputed, and decides no claim.
+
+In the images, a diamond is the mean difference to base, the line its 95 % interval, and the band the margin.
+`vitmods report FOLDER --out answer.svg` writes them, `vitmods report FOLDER` [the full report](report.md); where the
+site links to one, it was made from the study's stored results when the site was built.
 """
 CHECK = """## Check it yourself
 
@@ -165,8 +173,13 @@ def page(folder: Path = HERE) -> str:
     from vitmods.train.trial import NUMERICS
 
     entries = [(json.loads(path.read_text(encoding="utf-8")), path.stem) for path in folder.glob("*.json")]
-    parts = [HEAD]
-    for facts, name in sorted(entries, key=lambda entry: (entry[0]["order"], entry[1])):
+    entries.sort(key=lambda entry: (entry[0]["order"], entry[1]))
+    parts = [
+        HEAD.format(
+            rows="\n".join(_row(facts, (folder / "scores" / f"{name}.json").exists()) for facts, name in entries)
+        )
+    ]
+    for facts, name in entries:
         counts = f"{facts['trials']} trials, up to {facts['seeds']} seeds per arm"
         parts.append(f"## {facts['title']}\n\n{facts['says']}\n")
         parts.append(f"![{facts['headline']}](gallery/{name}.svg)\n")
@@ -186,6 +199,19 @@ def page(folder: Path = HERE) -> str:
             source = f" [Source]({facts['url']})." if "url" in facts else ""
             parts.append(f"**{facts['title']}.** {facts['says']}{source}\n")
     return "\n".join(parts)
+
+
+def _row(facts: Mapping[str, Any], kept: bool) -> str:
+    """A study in the table at the top of the page."""
+    anchor = re.sub(r"[^\w -]", "", facts["title"].lower()).replace(" ", "-")
+    data = facts.get("facts", {}).get("data", "")
+    by_verdict: dict[str, list[str]] = {}
+    for arm, text in facts["effects"].items():
+        numbers, _, verdict = text.rpartition("] ")
+        by_verdict.setdefault(verdict or "open", []).append(f"{arm} {numbers.partition(' ')[0]}")
+    answer = "; ".join(f"{verdict}: {', '.join(arms)}" for verdict, arms in by_verdict.items())
+    mark = "" if kept else r" \*"
+    return f"| [{facts['title']}](#{anchor}){mark} | {answer} | {data} | {facts['seeds']} |"
 
 
 def main(arguments: list[str]) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.papers import PAPERS, TABLES
-from vitmods.papers.claims import STUDIES, Claim, GalleryStudy, counted, studies
+from vitmods.papers.claims import STUDIES, Claim, GalleryStudy, Status, counted, studies
 from vitmods.stats.tables import signed
 from vitmods.study.arms import Arm, arms_from_text
 from vitmods.study.candidates import KNOWN
@@ -36,8 +36,16 @@ OURS = "\n## Our numbers\n\n"
 _EFFECT = re.compile(r"([+−]?[\d.]+) \[([+−]?[\d.]+), ([+−]?[\d.]+)\] .+")
 HEAD = """# Claims of the papers
 
-This page lists every claim of the five documents, in our words, and the results of the [gallery](gallery.md)'s studies.
-Our studies are small: digits and photographs of 8 to 64 px, models of a few blocks.
+{count} claims of five documents, in our words: {counted}. The [gallery](gallery.md)'s studies
+are small: digits and photographs of 8 to 64 px, models of a few blocks. `vitmods paper claims` prints this list.
+
+<!-- Written by docs/gallery/claims.py from src/vitmods/papers/tables. -->
+
+| claim | answer | proof, or best study |
+| --- | --- | --- |
+{answers}
+"""
+RULES = """## How a claim gets its status
 
 | status | when |
 | --- | --- |
@@ -57,9 +65,7 @@ The interval is that of all studies that count. Those of one data set may share 
 certain than if they shared all; two data sets are weighted by precision and stand for themselves alone; of three or
 more it is a t interval of their effects, about data sets like these. For a claim without a published number, only the
 sign is tested; "no gain", "no loss" and "no difference" allow half a point. Effects are in points, with simultaneous
-95 % intervals. `vitmods paper claims` prints this list.
-
-<!-- Written by docs/gallery/claims.py from src/vitmods/papers/tables. -->
+95 % intervals.
 """
 
 
@@ -86,15 +92,40 @@ def _numbers(text: str) -> list[float]:
 
 def page() -> str:
     """Build docs/claims.md."""
-    parts = [
-        HEAD,
-        f"All {sum(len(paper.claims) for paper in PAPERS.values())} claims: "
-        f"{counted(claim for paper in PAPERS.values() for claim in paper.claims)}.\n",
-    ]
+    claims = [claim for paper in PAPERS.values() for claim in paper.claims]
+    parts = [HEAD.format(count=len(claims), counted=counted(claims), answers=_answers()), RULES]
     for paper in PAPERS.values():
         parts.append(f"## {paper.title}\n\n[{paper.authors}]({paper.url}). {counted(paper.claims)}.\n")
-        parts += [_entry(paper.name, claim) for claim in paper.claims]
+        parts += [_entry(paper.name, claim) for claim in paper.claims if claim.status != Status.NOT_RUN]
+        if not_run := [_entry(paper.name, claim) for claim in paper.claims if claim.status == Status.NOT_RUN]:
+            parts += [f"<details>\n<summary>Not run: {len(not_run)} claims</summary>\n", *not_run, "</details>\n"]
     return "\n".join(parts)
+
+
+def _answers() -> str:
+    """The table of all claims that have an answer: what studies say first, then what tests prove."""
+    rows = []
+    for is_proven in (False, True):
+        for paper in PAPERS.values():
+            for claim in paper.claims:
+                if claim.status != Status.NOT_RUN and is_proven == (claim.status == Status.PROVEN):
+                    says = _capital(claim.says).replace("|", r"\|")
+                    rows.append(
+                        f"| {says} ([{paper.name}](#{_anchor(paper.title)})) | {claim.status} | {_best(claim)} |"
+                    )
+    return "\n".join(rows)
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def _best(claim: Claim) -> str:
+    """The proof, or the study with the narrowest intervals, of those that count if there are any."""
+    if claim.proof:
+        return f"`{claim.proof.rpartition('::')[2]}`"
+    best = min(claim.evidence, key=lambda test: (not test.counts, max(e.high - e.low for e in test.effects)))
+    return f"[{best.study.title}](gallery.md#{best.study.anchor}): {'; '.join(map(str, best.effects))}"
 
 
 def _entry(paper: str, claim: Claim) -> str:
@@ -162,7 +193,7 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
         mark = "" if study.scores else r" \*"
         title = "" if study.name in shown else f"[{study.title}](../gallery.md#{study.anchor}){metric}{mark}"
         effect, low, high = (signed(number, 2) for number in study.effects[arm])
-        rows.append(f"| {title} | `{short}` | {effect} | {low} to {high} | {study.seeds} |")
+        rows.append(f"| {title} | `{short}` | {effect} [{low}, {high}] | {study.seeds} |")
         shown.add(study.name)
     unkept = (
         ""
@@ -170,8 +201,8 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
         else "\n\n\\* Its scores were not kept: it cannot be recomputed."
     )
     return (
-        "<!-- numbers -->\nIn the gallery, points against base, with the most seeds that an arm has:\n\n"
-        "| study | arm | effect | 95 % interval | seeds |\n| --- | --- | --- | --- | --- |\n"
+        "<!-- numbers -->\n"
+        "| study | arm | effect [95 % interval] | seeds |\n| --- | --- | --- | --- |\n"
         f"{chr(10).join(rows)}{unkept}\n\n<!-- end of numbers -->\n\n"
     )
 

@@ -27,6 +27,10 @@
     if (!image.complete || !image.naturalWidth) say("an image is not shown", image);
   }
 
+  // On a phone the tables of the site are whole.
+  if (!print && root.clientWidth < 700) for (const table of document.querySelectorAll("article .table-wrapper"))
+    if (shown(table) && table.scrollWidth > table.clientWidth + 2) say("a table is cut off", table);
+
   // On paper nothing scrolls, and a heading is not the last line of a page.
   if (print) {
     for (const element of document.querySelectorAll("article *, main *")) {

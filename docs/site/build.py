@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import html
 import io
+import itertools
 import json
 import os
 import re
@@ -36,7 +37,7 @@ LINK = re.compile(r"(?<!!)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)|!\[[^\]]*\]\((?!
 FENCE = re.compile(r"^(```+).*?^\1$", re.M | re.S)
 DRAWING = re.compile(r"^<!-- drawing: (.+?) -->$", re.M)
 REPORT = re.compile(r"^<!-- report: ([\w-]+) -->$", re.M)
-ANSWER = re.compile(r"^!\[([^\]]*)\]\((?!\w+:)(\S+)\.svg\)$", re.M)
+ANSWER = re.compile(r"^!\[(.*)\]\((?!\w+:)(\S+)\.svg\)$", re.M)
 EXTRA = Path("_extra")
 """in the copy: files that the site has as they are"""
 
@@ -234,6 +235,7 @@ def build(out: Path, root: Path = ROOT, packages: Sequence[str] = reference.PACK
             return strip_escape_sequences(said.getvalue()).replace(f"{source}/", "").splitlines()
     shutil.rmtree(out / ".doctrees", ignore_errors=True)
     simplify_sources(out)
+    label_cells(out)
     return check.problems(out)
 
 
@@ -243,6 +245,35 @@ def simplify_sources(out: Path) -> None:
     for page in (out / "_modules").rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         page.write_text(re.sub(r'<a class="viewcode-back"[^>]*>.*?</a>', "", text), encoding="utf-8")
+
+
+TABLE = re.compile(r"<table class=\"docutils.*?</table>", re.S)
+HEAD = re.compile(r'<th class="head[^>]*>(.*?)</th>', re.S)
+CELL = re.compile(r"<td(?: class=\"[^\"]*\")?>(?P<text>.*?)</td>", re.S)
+MOST_COLUMNS = 3
+"""of a table that fits a phone"""
+
+
+def label_cells(out: Path) -> None:
+    """Give the cells of tables with more columns than fit a phone their headings, which site.css shows there."""
+
+    def labeled(table: re.Match[str]) -> str:
+        heads = [re.sub(r"<[^>]+>", "", head) for head in HEAD.findall(table[0])]
+        if len(heads) <= MOST_COLUMNS:
+            return table[0]
+        columns = itertools.cycle(heads)
+
+        def cell(found: re.Match[str]) -> str:
+            is_empty = not re.sub(r"<[^>]+>", "", found["text"]).strip()
+            kind = ' class="empty"' if is_empty else ""
+            return f'<td{kind} data-label="{next(columns)}">{found["text"]}</td>'
+
+        return CELL.sub(cell, table[0]).replace('class="docutils', 'class="stacked docutils', 1)
+
+    for page in sorted(out.rglob("*.html")):
+        text = page.read_text(encoding="utf-8")
+        if (new := TABLE.sub(labeled, text)) != text:
+            page.write_text(new, encoding="utf-8")
 
 
 REDIRECT = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>vitmods</title>

@@ -58,6 +58,12 @@ def test_every_page_is_in_the_index():
     assert not [page for page in pages if f"]({page})" not in index]
 
 
+def test_results_answer_questions_and_name_every_page_of_the_log():
+    text = (ROOT / "RESULTS.md").read_text()
+    assert len(text.splitlines()) <= 250, "what a run printed goes to docs/log"
+    assert not [page for page in (ROOT / "docs" / "log").glob("*.md") if f"](docs/log/{page.name})" not in text]
+
+
 def test_pages_that_the_code_names_exist():
     for source in (ROOT / "src").rglob("*.py"):
         for page in re.findall(r"\bdocs/[\w/]+\.md", source.read_text()):

@@ -31,12 +31,6 @@ def two(row):
     return row.rpartition(", ")[0] + "|" + row.rpartition(", ")[2]
 
 
-def sure(table):
-    """Rows without a cell that is not sure."""
-    numbers = TABLES[table]
-    return [row for row in numbers.rows if all(numbers.shown(row, column) != "?" for column in numbers.columns)]
-
-
 STEMS = {
     "linear||": "Linear B12, -, -",
     "linear|batch|": "Linear B12, BN, -",
@@ -68,10 +62,6 @@ PUBLISHED = {
     ("changes/dpn.md", "recipe|model|base|with|gain"): [
         f"{two(row)}|{cells('dpn-table1', row, ('base', 'DPN'))}|{difference('dpn-table1', row, 'base', 'DPN')}"
         for row in TABLES["dpn-table1"].rows
-    ],
-    ("changes/dpn.md", "VTAB-1k|B/32|with|B/16|with"): [
-        f"{row.partition(', ')[2]}|{cells('dpn-table3', row, TABLES['dpn-table3'].columns)}"
-        for row in sure("dpn-table3")
     ],
     ("changes/dpn.md", "variant|B/16|S/16|B/32|S/32|Ti/16"): [
         f"{row}|{cells('dpn-table6', row, TABLES['dpn-table6'].columns)}" for row in TABLES["dpn-table6"].rows
@@ -110,11 +100,6 @@ PUBLISHED = {
             for column in TABLES["tt-table5"].columns
         )
         for model in ("ViT-S", "ViT-B", "ViT-L")
-    ],
-    ("finetune.md", "|trained|iNat 2018|iNat 2019|CIFAR-10|CIFAR-100|Cars|Flowers"): [
-        f"{model}|{words}|{cells('tt-table6', f'{model}, {part}', TABLES['tt-table6'].columns)}"
-        for model in ("ViT-S", "ViT-B", "ViT-L")
-        for words, part in TRAINED.items()
     ],
 }
 

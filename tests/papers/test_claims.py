@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import re
 import shlex
 import subprocess
 import sys
@@ -279,6 +280,16 @@ def test_the_numbers_of_the_studies_and_the_pages_are_those_of_the_gallery(scrip
     gallery = (ROOT / "docs" / "gallery.md").read_text()
     for study in studies().values():
         assert f"## {study.title}\n" in gallery
+        assert f"| [{study.title}](#{study.anchor})" in gallery.partition("\n## ")[0], "the table comes first"
+
+
+def test_the_page_starts_with_the_claims_that_have_an_answer_and_folds_the_others(script):
+    table, _, details = script.page().partition("\n## ")
+    answered = [claim for _, claim in CLAIMS if claim.status != Status.NOT_RUN]
+    assert len(re.findall(r"^\| .+ \| .+ \| .+ \|$", table, re.M)) == len(answered) + 2
+    folded = re.findall(r"<details>.*?</details>", details, re.S)
+    assert sum(text.count("**not run** ·") for text in folded) == len(CLAIMS) - len(answered)
+    assert details.count("**not run** ·") == len(CLAIMS) - len(answered)
 
 
 def test_anyone_can_make_the_intervals_and_the_statuses_again():
@@ -304,7 +315,7 @@ def test_pages_of_changes_have_their_effects(script):
         for line in script.numbers_of(effects["dpn"]).splitlines()
         if "ImageNet photographs](" in line and "DTN" in line
     ]
-    assert row.endswith(r"\* | `dpn` | −2.10 | −3.86 to −0.34 | 16 |")
+    assert row.endswith(r"\* | `dpn` | −2.10 [−3.86, −0.34] | 16 |")
 
 
 def test_the_shell_lists_claims_within_80_columns(capsys, monkeypatch):

@@ -454,6 +454,22 @@ def test_long_words_of_a_drawing_fit_their_boxes(synthetic, kind):
     assert 0.7 * float(size[1] if size else 11.5) * len(NORMS[kind].title) <= 100
 
 
+LEGENDS = {  # options of the study -> marks that its plots have, and marks that they do not
+    "complete": ({"arms": 2}, ("Band: their range",), ("Arrows point", "Dashed:", "Cross:")),
+    "a diverged trial": ({"arms": 2, "diverge": [(1, 0)]}, ("Dashed:", "Cross: diverged"), ("Arrows point",)),
+    "one seed": ({"arms": 2, "seeds": 1}, ("Line: mean",), ("Band: their range", "Arrows point")),
+    "an arm far outside": ({"arms": 4, "seeds": 5}, ("Arrows point",), ("Dashed:",)),
+}
+
+
+@pytest.mark.parametrize("case", LEGENDS)
+def test_legends_name_the_marks_that_plots_have(synthetic, tmp_path, case):
+    options, there, missing = LEGENDS[case]
+    shown = words_of(write_report(synthetic.make_answer(tmp_path, evaluations=4, **options)).read_text())
+    assert all(mark in shown for mark in there)
+    assert not any(mark in shown for mark in missing)
+
+
 def test_an_effect_that_cannot_be_estimated_is_not_plotted(synthetic, tmp_path):
     answer = synthetic.make_answer(tmp_path, arms=2)
     unknown = dict.fromkeys(("effect", "low", "high", "seeds_low", "seeds_high"), math.nan)

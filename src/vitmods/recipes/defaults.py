@@ -1,6 +1,6 @@
 """Recipes for a first look at one's own images. They reproduce no paper: they are made for small budgets.
 
-For people with a few thousand images: tuned by us, with the evidence in RESULTS.md.
+For people with a few thousand images: tuned by us, with the evidence in docs/log/training.md.
 """
 
 from vitmods.finetune.roles import ALL
@@ -47,7 +47,7 @@ def digits(epochs: int = 40) -> Recipe:
 
 
 def _rates(lr: float) -> tuple[Rate, ...]:
-    """Rates of the parts of trained weights, from that of the last block (what was measured: RESULTS.md)."""
+    """Rates of the parts of trained weights, from that of the last block (what was measured: docs/log/training.md)."""
     few = (Rate(part, 10 * lr) for part in ("biases", "lora", "dora", "prompts", "head"))
     return Rate(ALL, lr, 0.7), Rate("attention", lr), Rate("norms", 3 * lr), *few
 

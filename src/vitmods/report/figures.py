@@ -194,9 +194,13 @@ def forest(
         start, end = (8, 8) if narrow else (205, verdict_at + max(LETTER * longest[1], 108))
         axes = drawn.add_axes((start / width, foot / height, (width - start - end) / width, 1 - (foot + 8) / height))
         axes.set(xlim=_limits(effects, margin), ylim=(len(effects) - 0.5, -0.5), yticks=[])
-        axes.axvspan(-margin, margin, color=COLOUR["band"], lw=0)
+        # On narrow screens two lines of text are above the interval, so the band and the line at zero stop below them.
+        tops = [y + 0.12 for y in range(len(effects))] if narrow else [-0.5]
+        for top in tops:
+            axes.fill_between(
+                [-margin, margin], top, top + (0.38 if narrow else len(effects)), color=COLOUR["band"], lw=0
+            )
         for y, effect in enumerate(effects):
-            # On narrow screens two lines of text are above the interval, so the line at zero stops below them.
             axes.plot([0, 0], [y + 0.12 if narrow else y - 0.5, y + 0.5], color=COLOUR["muted"], lw=1.2)
             _draw_effect(axes, y + (0.29 if narrow else 0), effect)
             _label_effect(axes, y, effect, None if narrow else 1 + verdict_at / (width - start - end))
@@ -205,6 +209,12 @@ def forest(
         axes.set_xlabel(f"effect, {of_metric(metric)}{lower}", color=COLOUR["muted"], fontsize=12, labelpad=6)
         label = "; ".join(f"{effect.arm}: {numbers(effect)}, {effect.verdict}" for effect in effects)
         return inline(drawn, f"Interval plot of the effects. {label}", "narrow" if narrow else "wide")
+
+
+def has_arrows(effects: Sequence[Effect], margin: float) -> bool:
+    """Return whether the interval plot has values outside, to which arrows point."""
+    low, high = _limits(effects, margin) if effects else (0.0, 0.0)
+    return any(min(_ends(effect)) < low or max(_ends(effect)) > high for effect in effects)
 
 
 def _ends(effect: Effect) -> list[float]:

@@ -32,6 +32,7 @@ from vitmods.report.figures import (
     figure,
     file_of,
     forest,
+    has_arrows,
     recolor,
     sweep_panel,
     tuning_panel,
@@ -348,6 +349,10 @@ class Page:
         effects, margin = text.plotted_effects(self.answer), self.answer.margin
         return [forest(effects, margin, self.metric, self.inline, narrow) for narrow in (False, True) if effects]
 
+    @cached_property
+    def has_arrows(self) -> bool:
+        return has_arrows(text.plotted_effects(self.answer), self.answer.margin)
+
     def sections(self, after: str) -> list[Markup]:
         """Markup that other packages add after a part of the page."""
         added = (section.html(self.answer, self.inline) for section in SECTIONS.values() if section.after == after)
@@ -415,6 +420,25 @@ class Page:
                     for name, trials in evaluated or [("base", [])]
                 )
         return panels
+
+    @property
+    def curve_marks(self) -> str:
+        """What the learning curves have: lines, bands, and marks of trials that did not finish."""
+        settings = [setting.values for setting in self.answer.under]
+        groups = [
+            [trial.status for trial in arm.counted if trial.setting == setting and trial.curve.step]
+            for arm in self.every_arm
+            for setting in settings
+        ]
+        finished = [statuses.count("finished") for statuses in groups]
+        others = {status for statuses in groups for status in statuses} - {"finished"}
+        marks = {
+            "Line: mean over finished seeds.": any(finished),
+            "Band: their range.": max(finished, default=0) > 1,
+            "Dashed: a trial that did not finish.": bool(others),
+            "Cross: diverged or failed.": bool(others - {"unfinished"}),
+        }
+        return " ".join(mark for mark, is_there in marks.items() if is_there)
 
     def drawing(self, view: ArmView | None = None) -> Markup:
         """Draw an arm, or base."""
