@@ -116,7 +116,7 @@ def find_together(norms=True):
 
 
 def pytest_generate_tests(metafunc):
-    if "promise" in metafunc.fixturenames:
+    if {"promise", "change"} <= {*metafunc.fixturenames}:
         pairs = [(p, c) for p in CHANGE_CHECKS for c in (find_different() if p in OF_KINDS else find_all())]
         metafunc.parametrize(("promise", "change"), pairs, ids=str)
     elif "change" in metafunc.fixturenames:
