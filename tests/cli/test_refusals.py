@@ -1,6 +1,7 @@
 """Mistakes are refused in one paragraph that says what to do, before anything is read, trained or written."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -273,3 +274,15 @@ def test_a_path_that_is_too_long_is_named(command, name, refused):
 def test_an_unwritable_place_is_one_error(tmp_path, refused):
     (tmp_path / "file").touch()
     assert "Cannot write" in refused("compare --base mu/4 --arms dpn --seeds 1", "--out", tmp_path / "file" / "study")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_wrong_option_is_answered_in_a_sentence_whatever_the_terminal_draws(encoding):
+    variables = {**os.environ, "PYTHONIOENCODING": encoding, "FORCE_COLOR": "1"}
+    command = [sys.executable, "-m", "vitmods", "compare", "--foo", "3", "--max-seed", "4"]
+    done = subprocess.run(command, capture_output=True, env=variables, timeout=60)
+    said = done.stderr.decode()
+    assert done.returncode == 2
+    assert said.startswith("vitmods compare: vitmods compare does not have the option --foo and --max-seed.")
+    assert "--max-seeds" in said
+    assert not re.search("[─│╭\x1b]", said)

@@ -25,7 +25,7 @@ SMALL = ImageOptions(limit_train=256, val_fraction=0.3)
 SLOW = plain(epochs=6).with_(batch_size=32, lr=1e-4)  # base learns something, ten times the rate much more
 
 
-def run(out, candidates=("lr(3e-3)", "layerscale"), recipe=SLOW, images=SMALL, **options):
+def run(out, candidates=("fast=lr(3e-3)", "layerscale"), recipe=SLOW, images=SMALL, **options):
     return vm.improve(
         "digits", out, base="mu2/4", candidates=candidates, recipe=recipe, images=images, **HOW, **options
     )
@@ -112,7 +112,7 @@ def test_what_helps_is_confirmed_trained_on_all_images_and_written(finished):
     found, out = finished
     assert found.complete
     assert found.is_better
-    assert "lr(3e-3)" in found.arm
+    assert "fast" in found.arm
     assert found.effect.interval[0] > 0
     assert "before and" in found.headline
     config = json.loads((found.trained.folder / "config.json").read_text())
@@ -122,6 +122,8 @@ def test_what_helps_is_confirmed_trained_on_all_images_and_written(finished):
     page = found.report().read_text()
     for text in (found.arm, "Use the model", "What was tried", "screen/report.html", "vitmods predict"):
         assert text in page
+    assert page.count("confirmed</span>") == len(found.chosen) == found.arm.count("+") + 1
+    assert "each on average over the others" in page
     assert (out / "screen/report.html").exists()
     assert (found.confirmed.path / "report.html").exists()
 
@@ -138,9 +140,11 @@ def test_another_call_trains_nothing_again_and_other_candidates_are_refused(fini
     again = vm.improve("digits", out, base="mu2/4", recipe=SLOW, images=SMALL, **HOW)  # candidates as noted
     assert {path: path.stat().st_mtime_ns for path in out.glob("**/result.json")} == before
     assert again.headline == found.headline
-    with pytest.raises(UserError, match=r"tries lr\(3e-3\) and layerscale: choose another folder"):
+    with pytest.raises(
+        UserError, match=r"tries fast=lr\(3e-3\) and layerscale, and was asked for with candidates .*: choose another"
+    ):
         run(out, ("rms", "layerscale"))
-    with pytest.raises(UserError, match="improves with base mu2/4, not mu3/4"):
+    with pytest.raises(UserError, match="asked for with base mu2/4, not mu3/4"):
         vm.improve("digits", out, base="mu3/4", **HOW)
 
 
@@ -169,6 +173,39 @@ def test_of_trained_weights_ways_to_adapt_them_are_tried_one_by_one(tmp_path, mo
     assert study.settings.until_decided
     assert study.settings.kind.name == "arms"
     assert study.settings.fixed["answer_on"] == "val"
+
+
+def test_candidates_that_were_dropped_for_the_time_are_not_missed_when_the_command_goes_on(tmp_path, monkeypatch):
+    request = module._Request(
+        tmp_path / "out",
+        "digits",
+        "mu1/4",
+        None,
+        None,
+        "classification",
+        SMALL,
+        module.StudyOptions(progress=False),
+        None,
+    )
+    monkeypatch.setattr(module._Request, "_fitting", lambda self, chosen, limit, can_drop: (chosen[:2], 2))
+    first, seeds = request.plan(None, ("hmlp",), True, module.ENDLESS)
+    assert len(first) == seeds == 2
+    assert request.plan(None, ("hmlp",), True, module.ENDLESS) == (first, 2)  # the same command
+    assert request.plan(None, (), False, module.ENDLESS) == (first, 2)
+    with pytest.raises(UserError, match=r"asked for with without \['hmlp'\], not \['rms'\]"):
+        request.plan(None, ("rms",), True, module.ENDLESS)
+    (tmp_path / "out/improve.json").write_text("{}")
+    with pytest.raises(UserError, match=r"improve\.json is damaged"):
+        request.plan(None, (), False, module.ENDLESS)
+
+
+def test_a_folder_of_a_study_is_refused_and_what_the_model_has_seen_is_known(finished):
+    found, out = finished
+    with pytest.raises(UserError, match="is a study or a trial"):
+        run(out / "screen")
+    study = Study(start=found.model, arms=["head"], data="digits", recipe=plain(epochs=1), seeds=2, images=SMALL)
+    with pytest.warns(UserWarning, match="were training images of the weights"):
+        study.dry_run(None, **HOW)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +255,10 @@ def small_images():
         (["--budget", "40trials"], "a time, such as 2h"),
         (["--candidates", "dpn"], "two or more together"),
         (["--candidates", "dpn", "nonsense"], "nonsense"),
+        (["--candidates", "dpn", "norms"], "'norms' stands for several arms"),
+        (["--candidates", "promising", "dpn"], "'promising' stands for several arms"),
+        (["--without", "levitt"], "levitt"),
+        (["--out", "."], "has other files"),
         (["--candidates", "dpn", "rms", "--without", "rms"], "drop --without"),
         (["--base", "mu1/4", "--from", "x"], "drop --base"),
         (["--out", "s3://bucket/x"], "needs a folder on this disk"),
@@ -227,6 +268,7 @@ def small_images():
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_trained(tmp_path, capsys, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
     data = [] if "--data" in words else ["digits"]
     assert main(["improve", *data, "--base", "mu1/4", *words] if "--base" not in words else ["improve", *words]) == 2
     assert said in " ".join(re.split(r"[\s│]+", capsys.readouterr().err))  # also where a box wraps it

@@ -16,7 +16,7 @@ import tyro
 from vitmods.cli.options import DataOptions, announce, expected_folder, note, parse, readable_folder, with_key
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
-from vitmods.study.arms import PROMISING, is_promising, make_arms, table_of
+from vitmods.study.arms import PROMISING, make_arms, table_of
 from vitmods.study.budget import Budget, make_budget
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str]) -> int:
     trains = not (options.dry_run or options.pilot or options.retrain is not None or budget.seconds)
     with start_template_early(machine) if trains else nullcontext():
         if options.arms and not (
-            options.start or line_up or is_promising(options.arms)
+            options.start or line_up or PROMISING in options.arms
         ):  # arms of a folder of checkpoints have names of their own
             make_arms(options.arms)
         machine.check_here()

@@ -82,8 +82,8 @@ def main(arguments: Sequence[str]) -> int:
         base = options.start or options.base
         what = f"Looking for a better model than base{f' ({base})' if base else ''} on {data}"
         announce(what, str(out), *[f"This run takes at most {options.budget}."] * (options.budget is not None))
-    if options.budget is None:
-        note("Without --budget nothing limits the time, and model and training are those that suit the images.")
+        if options.budget is None:
+            note("Without --budget nothing limits the time, and model and training are those that suit the images.")
     from vitmods.improvement.improve import improve
 
     found = improve(

@@ -81,10 +81,13 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
     cli = partial(tyro.cli, shell_kind, args=with_help, prog=f"vitmods {command}", config=STYLE)
     if shows_all or not shows_common:
         try:
-            with redirect_stderr(io.StringIO()) as box:
+            with redirect_stderr(io.StringIO()):
                 options = dict(vars(cli()))
         except SystemExit as stop:
             if stop.code:
+                # Again where nothing is drawn: tyro's boxes and colors follow the encoding and the terminal of stdout.
+                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as box, suppress(SystemExit):
+                    cli()
                 raise UserError(refusal(box.getvalue(), command, _names_of_options(cli))) from None
             if hidden:
                 print(f"`vitmods {command} --task TASK {HELP_ALL}` also shows what only that task and metrics read:")

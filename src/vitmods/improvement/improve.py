@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +30,7 @@ from vitmods.stats.runs import NoDesign
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import Answer
-from vitmods.study.arms import BASE, Arm, make_arms
+from vitmods.study.arms import BASE, Arm, is_promising, make_arms
 from vitmods.study.budget import ENDLESS, Budget, make_budget
 from vitmods.study.candidates import Candidate, candidates_for
 from vitmods.study.cells import ImageOptions
@@ -38,7 +39,7 @@ from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
 from vitmods.study.prepare import say
 from vitmods.study.retrain import Retrained, retrain_study
-from vitmods.study.store import StudyFolder, read_object
+from vitmods.study.store import IMAGES_FILE, StudyFolder, read_object
 from vitmods.study.study import USUAL_IMAGES, USUAL_OPTIONS, Study, override
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
@@ -61,6 +62,7 @@ ADAPTING = {
     "lora(rank=8)": "low-rank adapters change all blocks a little",
 }
 """ways to adapt trained weights -> why; base trains all of them"""
+FIELDS = {"lr", "mixup", "ema"}  # of the recipe
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,6 +103,11 @@ class Improvement(Printed):
         return self.confirmed.effects.get(self.arm) if self.confirmed and complete else None
 
     @property
+    def chosen(self) -> set[str]:
+        """The names of the candidates that are in `arm`."""
+        return (set(self.screen.headline.together) or {self.arm}) if self.arm else set()
+
+    @property
     def is_better(self) -> bool:
         """Whether the model is shown to be better than base."""
         return self.effect is not None and self.effect.verdict == Verdict.HELPS
@@ -110,14 +117,18 @@ class Improvement(Printed):
         """What came out, in a sentence."""
         metric = self.screen.metric
         if not self.screen.complete:
-            return "The screen of the candidates is not finished: the same command goes on."
+            ended = sum(trial.ended for trial in self.screen.trials)
+            more = "" if ended else " No trial fitted the budget: give a longer one."
+            return f"The screen of the candidates is not finished: the same command goes on.{more}"
         if not self.has_learned:
             return (
-                "Nothing is decided, for base did not learn in trials as short as these: give more time (--budget) and "
-                "another folder (--out), or trained weights (--from)."
+                "Nothing is decided, for base did not learn in trials as short as these: give more time (--budget, and "
+                "--epochs if you set it) and another folder (--out), or trained weights (--from)."
             )
         if not self.arm:
-            return f"Base is kept: on val none of {plural(len(self.candidates), 'candidate')} looks better."
+            lost = [name for name, effect in self.screen.headline.effects.items() if effect.failures]
+            diverged = f" Trials with {listing(lost)} diverged." if lost else ""
+            return f"Base is kept: on val none of {plural(len(self.candidates), 'candidate')} looks better.{diverged}"
         if self.effect is None or self.confirmed is None:
             return f"The best of the candidates, {self.arm}, is not confirmed yet: the same command goes on."
         base, arm = self.confirmed.base_mean, self.confirmed.arms[0].mean
@@ -199,6 +210,10 @@ def improve(
     out = Path(out)
     if address_of(place(out)):
         raise UserError(f"improve needs a folder on this disk, not {out}: its stages read each other's weights.")
+    if not (out / REQUEST).exists():
+        if {"study.json", "config.json"} & {path.name for path in out.glob("*.json")}:
+            raise UserError(f"{named(out)} is a study or a trial, and improve has a folder of its own: choose another.")
+        StudyFolder(out).check_place(data)
     data, images = _held_out(str(data), images)
     request = _Request(out, data, base, start, recipe, task, images, options, command)
     chosen, seeds = request.plan(candidates, tuple(without), with_recipe, limit)
@@ -270,36 +285,49 @@ class _Request:
         self, given: Iterable[str] | None, without: Sequence[str], with_recipe: bool, limit: Budget
     ) -> tuple[tuple[Candidate, ...], int]:
         """Return the candidates, and how many seeds screen them, of an earlier call; or choose them and note them in
-        the folder. Raises UserError where an earlier call had others."""
-        path = self.out / REQUEST
+        the folder. Raises UserError where an earlier call was asked for others."""
+        named_ones = [given] if isinstance(given, str) else None if given is None else list(given)
+        chosen_by = {"candidates": named_ones, "without": list(without), "with_recipe": with_recipe}
         asked = {"data": self.data, "base": self.base, "from": self.start and str(self.start), "task": self.task}
-        earlier = read_object(path) if path.exists() else None
-        if earlier is not None:
-            for name, value in asked.items():
-                if earlier.get(name) != value:
-                    was = f"{named(self.out)} improves with {name} {earlier.get(name)}"
-                    raise UserError(f"{was}, not {value}: choose another folder (--out).")
-        if earlier is not None and given is None and not without and not with_recipe:
-            return tuple(Candidate(**one) for one in earlier["candidates"]), earlier["seeds"]
-        chosen = [Candidate(text, None, "you named it") for text in given or ()] or self._choose(without, with_recipe)
-        chosen = [one for one in chosen if one.change not in without]
+        if (path := self.out / REQUEST).exists():
+            return self._as_before(read_object(path), asked, chosen_by)
+        left_out = [_arm_of(text) for text in without if text not in FIELDS]
+        chosen = [Candidate(text, None, "you named it") for text in named_ones or ()]
+        if named_ones is None:
+            chosen = self._choose([*left_out, *FIELDS.intersection(without)], with_recipe)
+        for candidate in chosen:
+            _arm_of(candidate.change)
         if len(chosen) < 2:
             raise UserError(
                 f"{plural(len(chosen), 'candidate')} left, and improve tries two or more together. Name others with "
                 "--candidates, or compare one change with base: vitmods compare --arms CHANGE."
             )
-        make_arms([one.change for one in chosen])
-        if earlier is not None and [one["change"] for one in earlier["candidates"]] != [one.change for one in chosen]:
-            before = listing([one["change"] for one in earlier["candidates"]])
-            raise UserError(f"{named(self.out)} tries {before}: choose another folder for others (--out).")
-        if earlier is not None:
-            return tuple(chosen), earlier["seeds"]
-        chosen, seeds = self._fitting(chosen, limit, can_drop=given is None)
+        make_arms([one.change for one in chosen])  # a UserError for two of one name
+        chosen, seeds = self._fitting(chosen, limit, can_drop=named_ones is None)
         self.out.mkdir(parents=True, exist_ok=True)
         facts = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "command": self.command}
         known = [asdict(one) for one in chosen]
-        write_json(path, {"schema": 1, **facts, **asked, "seeds": seeds, "candidates": known})
+        write_json(path, {"schema": 1, **facts, **asked, "asked": chosen_by, "seeds": seeds, "tried": known})
         return tuple(chosen), seeds
+
+    def _as_before(
+        self, earlier: Mapping[str, Any], asked: Mapping[str, Any], chosen_by: Mapping[str, Any]
+    ) -> tuple[tuple[Candidate, ...], int]:
+        """Return what an earlier call noted. Raises UserError where it was asked for something else."""
+        try:
+            tried = tuple(Candidate(**one) for one in earlier["tried"])
+            before, seeds, pairs = earlier["asked"], int(earlier["seeds"]), [(n, earlier[n], asked[n]) for n in asked]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{named(self.out / REQUEST)} is damaged ({error!r}): choose another folder.") from error
+        is_plain = chosen_by["candidates"] is None and not chosen_by["without"] and not chosen_by["with_recipe"]
+        pairs += [] if is_plain else [(name, before.get(name), value) for name, value in chosen_by.items()]
+        for name, was, value in pairs:
+            if was != value:
+                raise UserError(
+                    f"{named(self.out)} tries {listing([one.change for one in tried])}, and was asked for with {name} "
+                    f"{was}, not {value}: choose another folder (--out)."
+                )
+        return tried, seeds
 
     def _fitting(self, chosen: list[Candidate], limit: Budget, can_drop: bool) -> tuple[list[Candidate], int]:
         """Return as many candidates and seeds as leave trials long enough to learn in their part of the time."""
@@ -323,16 +351,19 @@ class _Request:
             say(self.options, f"Not tried, as trials would be too short to learn: {listing(dropped)}.")
         return chosen[:k], seeds
 
-    def _choose(self, without: Sequence[str], with_recipe: bool) -> list[Candidate]:
-        """Choose the most promising candidates that suit base; of a slot the two best."""
+    def _choose(self, without: Sequence[Arm | str], with_recipe: bool) -> list[Candidate]:
+        """Choose the most promising candidates that suit base, but for some arms and fields of the recipe; of a slot
+        the two best."""
         study = self.study(None, seeds=1)
         cell = study.settings.cell(BASE)
         if self.start is not None:
             ways = [Candidate(way, None, why) for way, why in ADAPTING.items()]
             has_peft = importlib.util.find_spec("peft") is not None
-            chosen = [one for one in ways if one.change not in without and (has_peft or "lora" not in one.change)]
+            ways = [one for one in ways if has_peft or "lora" not in one.change]
+            chosen = [one for one in ways if _arm_of(one.change) not in without]
         else:
-            chosen, refused = candidates_for(cell, study.training_images, MOST_CANDIDATES, without, seconds=1)
+            changes = [arm.short for arm in without if isinstance(arm, Arm)]
+            chosen, refused = candidates_for(cell, study.training_images, MOST_CANDIDATES, changes, seconds=1)
             for line in refused:
                 say(self.options, f"Not tried: {line}.")
         if with_recipe:
@@ -342,7 +373,15 @@ class _Request:
         return chosen
 
 
-def _of_recipe(recipe: Recipe, without: Sequence[str]) -> list[Candidate]:
+def _arm_of(text: str) -> Arm:
+    """Read a candidate. Raises UserError for one that is unknown, or stands for several arms."""
+    arms = () if is_promising(text) else make_arms([text])
+    if len(arms) != 1:
+        raise UserError(f"'{text}' stands for several arms: name each candidate.")
+    return arms[0]
+
+
+def _of_recipe(recipe: Recipe, without: Sequence[Arm | str]) -> list[Candidate]:
     """Fields of the recipe that matter as much as changes."""
     settings = recipe.settings()
     found = [Candidate(f"lr({2 * settings['lr']:g})", None, "twice the rate of the recipe")]
@@ -350,7 +389,7 @@ def _of_recipe(recipe: Recipe, without: Sequence[str]) -> list[Candidate]:
         found.append(Candidate("mixup(0.2)", None, "mixed images keep small sets from being learned by heart"))
     if settings["ema"] is None:
         found.append(Candidate("ema(0.99)", None, "an average of the weights over steps"))
-    return [one for one in found if one.change not in without and one.change.partition("(")[0] not in without]
+    return [one for one in found if _arm_of(one.change) not in without and one.change.partition("(")[0] not in without]
 
 
 def _held_out(data: str, images: ImageOptions) -> tuple[str, ImageOptions]:
@@ -412,5 +451,7 @@ def best_of(answer: Answer, study: Study) -> Arm | None:
 
 
 def _write(trained: Retrained, study: Path, out: Path) -> Path:
-    """Write the model with its card."""
-    return save_pretrained(trained.folder, out, study=study)
+    """Write the model with its card, and the list of the images that it has seen, by which later studies are warned."""
+    folder = save_pretrained(trained.folder, out, study=study)
+    shutil.copyfile(trained.folder / IMAGES_FILE, folder / IMAGES_FILE)
+    return folder

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from vitmods.report import text
 from vitmods.report.figures import Inliner, forest
 from vitmods.report.templates import templates
+from vitmods.study.arms import make_arms
 from vitmods.util.address import named
 from vitmods.util.files import write_atomically
 from vitmods.util.registry import plugin_options
@@ -31,6 +32,7 @@ def write_page(found: Improvement) -> Path:
         screened_plot=_plots(found.screen, inline) if found.screen.complete else (),
         trials=sum(trial.ended for _, study in _studies(found) for trial in study.trials),
         pages=[(title, _beside(found, study)) for title, study in _studies(found)],
+        tried=[(one, {arm.name for arm in make_arms([one.change])} <= found.chosen) for one in found.candidates],
         commands=_commands(found), command=found.screen.command,
     )  # fmt: skip
     path = found.path / PAGE

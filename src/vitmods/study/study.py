@@ -19,6 +19,7 @@ from vitmods.recipes.registry import evidence, network, split_recipe
 from vitmods.recipes.schedule import WARMUPS
 from vitmods.study.arms import (
     BASE,
+    PROMISING,
     Arm,
     FunctionSpec,
     base_function,
@@ -154,6 +155,8 @@ class Study:
         self._common |= {"paper": self._paper, "swept": sweep.get("base", ())}
         known: Defaults | None = None  # what fits the images, once they are listed
         # Arms are made before the images, which may be many, are listed.
+        if isinstance(arms, tuple) and PROMISING in arms and len(arms) > 1:
+            raise UserError(f"{PROMISING} chooses the arms of a study: give it alone, or name all arms.")
         if is_promising(arms):
             chosen_arms, known = self._promising(model, images)
         else:
