@@ -81,6 +81,9 @@ TESTED_ELSEWHERE = {
     "readers",
     "gpu_check",
     "minimum",
+    "improving",
+    "gpu_steps",
+    "gpu_page",
 }
 SHARED = {"dense_dtn", "paired"}
 

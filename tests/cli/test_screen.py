@@ -68,12 +68,14 @@ COMMANDS = [
 
 
 def test_the_first_lines_come_before_torch_and_the_images(tmp_path):
-    """Importing torch takes seconds, and so may listing images, which do not even exist here."""
+    """Importing torch takes seconds, and so may listing images, which these folders do not even have."""
+    for folder in ("a/pets", "pets"):
+        (tmp_path / folder).mkdir(parents=True)
     script = [sys.executable, "-c", FIRST, *(command for command, *_ in COMMANDS)]
     shell = subprocess.run(script, capture_output=True, text=True, timeout=240, cwd=tmp_path)
     expected = [line for _, what, where in COMMANDS for line in (what, where, "False")]
     assert shell.stdout.splitlines() == expected, shell.stderr
-    assert not list(tmp_path.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "pets"}
 
 
 def test_of_processes_that_train_together_one_announces_it(capsys, monkeypatch):

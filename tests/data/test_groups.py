@@ -129,7 +129,7 @@ def test_names_that_suggest_groups_are_told(make_folder, tmp_path, capsys):
     for path in root.rglob("*.png"):
         path.rename(path.with_stem(f"{path.parent.name}-video{int(path.stem) // 4}_{path.stem}"))
     assert main([str(root)]) == 0
-    warning = capsys.readouterr().out.partition("belong together in ")[2]
+    warning = " ".join(capsys.readouterr().out.split()).partition("belong together in ")[2]
     assert warning.startswith("20 groups")
     group_by = warning.partition("--group-by '")[2].partition("'")[0]
     dataset = load(root, group_by=group_by)

@@ -97,8 +97,8 @@ def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path, said, refus
     said(command, "--workers", 2)  # for which one worker is started
     assert (study / "trials" / "peaknorm+stochastic" / "seed0" / "result.json").exists()
     assert (study / "logs" / "worker0.txt").exists()
-    assert json.loads((study / "study.json").read_text())["plugins"] == [str(NORM), str(SOURCE), str(CHANGE)]
-    needed = f"--plugin {NORM} --plugin {SOURCE} --plugin {CHANGE}"
+    assert json.loads((study / "study.json").read_text())["plugins"] == [str(NORM), str(CHANGE), str(SOURCE)]
+    needed = f"--plugin {NORM} --plugin {CHANGE} --plugin {SOURCE}"
     assert Answer.load(study).command.endswith(needed)
     assert export_line(study / "trials" / "base" / "seed0").endswith(f"--to onnx {needed}")
     assert "stochastic" in [change["name"] for change in json.loads(said(f"{plugins} changes --json").out)]

@@ -22,7 +22,7 @@ from vitmods.study.trial import TrialRunner
 from vitmods.train import RunOptions
 from vitmods.util.errors import UserError
 
-HIDDEN = {"progress", "checkpoint_every_steps", "eval_every_epochs", "tensorboard"}  # from the shell
+HIDDEN = {"progress", "checkpoint_every_steps", "eval_every_epochs", "tensorboard", "answer_on"}  # from the shell
 OTHER = {"device": "cpu", "cache_dir": "/x", "log": ("wandb",), "record": ("lambdas",)}
 
 

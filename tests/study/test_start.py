@@ -180,7 +180,7 @@ def test_arms_by_default_of_trained_weights_keep_them(checkpoint, folder):
     assert arms_of("--from", str(checkpoint)) == ("train(attention)", "train(head)", "train(norms)")
     assert arms_of("--from", str(checkpoint), "--train", "head") == ("train(attention)", "train(norms)")
     assert arms_of("--from", str(folder)) == ("from wide.safetensors",)
-    assert arms_of()[0] == "dpn"
+    assert "levit" in arms_of()  # of new weights what is promising
 
 
 def test_each_arm_is_trained_at_the_rate_of_its_part(checkpoint):

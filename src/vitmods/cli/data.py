@@ -77,7 +77,9 @@ def main(arguments: Sequence[str]) -> int:
 
     checked = check(options.source, **asdict(options.split))
     for line in checked.text.splitlines():  # tables have columns of blanks, and stay
-        print(line if "  " in line.strip() else textwrap.fill(line, 80, break_long_words=False, break_on_hyphens=False))
+        kept = re.sub(r"(?<= )'[^']*'", lambda quoted: quoted[0].replace(" ", "\0"), line)  # an argument stays whole
+        filled = textwrap.fill(kept, 80, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
+        print(line if "  " in line.strip() else filled)
     if options.out is not None:
         from vitmods.util.files import make_folder, write_json
 

@@ -66,7 +66,7 @@ from vitmods.util.files import rendered
 from vitmods.util.text import Printed, duration, first_of, listing, plural, size
 
 SEEDS = (3, 5, 8, 16)
-WIDTH = 80  # of what is printed
+WIDTH, TABLE_WIDTH = 80, 100  # of what is printed
 LONG_S = 12 * 3600.0  # a night: a smaller study is proposed for one that takes longer
 FEWEST = 3  # seeds of a given study that fits a budget
 MARGIN = 0.03  # of a time budget: trials may be slower than the steps that were timed
@@ -338,7 +338,7 @@ class Estimate(Printed):
 
 
 def _format_table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Format a table, the first row as its head, the first `left` columns flush left, in at most WIDTH columns."""
+    """Format a table, the first row as its head, the first `left` columns flush left, TABLE_WIDTH at most."""
     from rich import box
     from rich.table import Table
 
@@ -348,7 +348,7 @@ def _format_table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
         table.add_column(heading, overflow="fold", justify="left" if is_text else "right", no_wrap=not is_text)
     for row in rows[1:]:
         table.add_row(*row)
-    return [line for line in rendered(table, WIDTH).splitlines() if line]
+    return [line for line in rendered(table, TABLE_WIDTH).splitlines() if line]
 
 
 def estimate(
