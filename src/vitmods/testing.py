@@ -603,7 +603,8 @@ def _stem_half(case: StemCase) -> None:
         expected = stem(images)
         rough = copy.deepcopy(stem).bfloat16()(images.bfloat16())
     _require(rough.dtype == torch.bfloat16, f"Of bfloat16 images it makes {rough.dtype}.")
-    torch.testing.assert_close(rough.float(), expected, atol=0.1 * float(expected.abs().max()), rtol=0)
+    error = float((rough.float() - expected).norm() / expected.norm())
+    _require(error <= 0.1, f"In bfloat16 its tokens are {error:.0%} off those in float32.")
     with torch.device("meta"):
         shapes = case.fresh()
     _require(all(p.is_meta for p in shapes.parameters()), "Parameters are not on the default device.")

@@ -302,7 +302,9 @@ def test_what_fits_nothing_is_said_with_the_arithmetic(monkeypatch, photos, tmp_
 
 def test_a_real_budget_trains_a_study_that_is_resumed_as_it_is_stored(monkeypatch, photos, tmp_path, capsys):
     """The second run, on a machine of another speed, chooses nothing; and one without a budget continues it too."""
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: None)  # which a long budget tries, in a minute
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda module, **how: None
+    )  # which a long budget tries, in a minute
     monkeypatch.chdir(tmp_path)
     size, limits = ["--img-size", "16"], ["--limit-train", "64", "--batch-size", "8", "--steps", "3", "--seeds", "2"]
     machine = ["--device", "cpu", "--workers", "1", "--cost-seconds", "0"]

@@ -75,7 +75,7 @@ def test_what_a_killed_compiler_left_unfinished_is_made_again(bench, tmp_path, m
         (cache / "ab" / name).write_bytes(library[:size])
     (cache / "ab" / "other.so").write_bytes(b"of another system")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: None)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: None)
     with FileLock(cache / "locks" / "busy.lock"), pytest.warns(UserWarning, match="left 3 unfinished files in"):
         bench.train(tmp_path / "trial", compile=True)
     assert {path.name for path in (cache / "ab").iterdir()} == {"whole.so", "busy.so", "other.so"}

@@ -216,7 +216,7 @@ def test_a_study_can_compare_by_the_probe(tmp_path):
 @pytest.mark.long
 def test_a_compiled_trial_is_the_plain_one(tmp_path, monkeypatch):
     compile = torch.nn.Module.compile  # inductor's C++ takes minutes to compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile(module, backend="aot_eager"))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: compile(module, backend="aot_eager"))
     recipe = small_recipe()
     for name, options in (("plain", CPU), ("compiled", replace(CPU, compile=True))):
         model, task, images = on_digits("dino", recipe)
