@@ -164,9 +164,8 @@ def main(arguments: Sequence[str]) -> int:
     machine = replace(options.options, progress=not options.quiet)
     trains = not (options.dry_run or options.pilot or options.retrain is not None or budget.seconds)
     with start_template_early(machine) if trains else nullcontext():
-        if options.arms and not (
-            options.start or line_up or PROMISING in options.arms
-        ):  # arms of a folder of checkpoints have names of their own
+        # Arms of a folder of checkpoints have names of their own, and promising ones are chosen for the images.
+        if options.arms and not (options.start or line_up or PROMISING in options.arms):
             make_arms(options.arms)
         machine.check_here()
         study = make_study(options, task, budget if options.budget else None)

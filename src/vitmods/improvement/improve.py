@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,10 @@ from typing import Any
 
 from vitmods.data.sources import open_source
 from vitmods.recipes import Recipe
+from vitmods.report import text
+from vitmods.report.figures import Inliner, forest
 from vitmods.report.hub import save_pretrained
+from vitmods.report.templates import templates
 from vitmods.stats.runs import NoDesign
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect, Verdict
@@ -43,11 +47,12 @@ from vitmods.study.store import IMAGES_FILE, StudyFolder, read_object
 from vitmods.study.study import USUAL_IMAGES, USUAL_OPTIONS, Study, override
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_json
+from vitmods.util.files import write_atomically, write_json
+from vitmods.util.registry import plugin_options
 from vitmods.util.text import Printed, listing, plural
 
 REQUEST = "improve.json"
-SCREEN, MODEL = "screen", "model"
+SCREEN, MODEL, PAGE = "screen", "model", "report.html"
 MOST_CANDIDATES = 5
 SCREEN_SEEDS = 3
 PLANNED = 0.4  # of the time, at most, for the screen
@@ -119,7 +124,7 @@ class Improvement(Printed):
         if not self.screen.complete:
             ended = sum(trial.ended for trial in self.screen.trials)
             more = "" if ended else " No trial fitted the budget: give a longer one."
-            return f"The screen of the candidates is not finished: the same command goes on.{more}"
+            return f"The screen of the candidates is not finished: run the same command again to resume.{more}"
         if not self.has_learned:
             return (
                 "Nothing is decided, for base did not learn in trials as short as these: give more time (--budget, and "
@@ -130,7 +135,7 @@ class Improvement(Printed):
             diverged = f" Trials with {listing(lost)} diverged." if lost else ""
             return f"Base is kept: on val none of {plural(len(self.candidates), 'candidate')} looks better.{diverged}"
         if self.effect is None or self.confirmed is None:
-            return f"The best of the candidates, {self.arm}, is not confirmed yet: the same command goes on."
+            return f"The best of the candidates, {self.arm}, is not confirmed yet: run the same command again."
         base, arm = self.confirmed.base_mean, self.confirmed.arms[0].mean
         scores = f", {metric.shown(base)} before and {metric.shown(arm)} after" if base and arm else ""
         low, high = (signed(end, self.effect.digits) for end in self.effect.interval)
@@ -157,8 +162,6 @@ class Improvement(Printed):
 
     def report(self) -> Path:
         """Write the page report.html, and those of the studies; returns the path."""
-        from vitmods.improvement.page import write_page
-
         for answer in (self.screen, self.confirmed):
             if answer is not None:
                 answer.report()
@@ -229,7 +232,7 @@ def improve(
         say(options, f"Confirming {arm.name} against base, on fresh seeds and on test.")
         left = _until(limit, limit.left_s - _last_training_s(answer, limit))
         how: dict[str, Any] = {"budget": left, "command": command, "options": options}
-        if screen.settings.kind.name != "factorial":
+        if not answer.headline.together:
             how["arm"] = arm.name
         begun = StudyFolder(out / SCREEN).confirmation(arm.name).facts() is not None
         try:
@@ -291,8 +294,8 @@ class _Request:
         asked = {"data": self.data, "base": self.base, "from": self.start and str(self.start), "task": self.task}
         if (path := self.out / REQUEST).exists():
             return self._as_before(read_object(path), asked, chosen_by)
-        left_out = [_arm_of(text) for text in without if text not in FIELDS]
-        chosen = [Candidate(text, None, "you named it") for text in named_ones or ()]
+        left_out = [_arm_of(short) for short in without if short not in FIELDS]
+        chosen = [Candidate(short, None, "you named it") for short in named_ones or ()]
         if named_ones is None:
             chosen = self._choose([*left_out, *FIELDS.intersection(without)], with_recipe)
         for candidate in chosen:
@@ -373,11 +376,11 @@ class _Request:
         return chosen
 
 
-def _arm_of(text: str) -> Arm:
+def _arm_of(short: str) -> Arm:
     """Read a candidate. Raises UserError for one that is unknown, or stands for several arms."""
-    arms = () if is_promising(text) else make_arms([text])
+    arms = () if is_promising(short) else make_arms([short])
     if len(arms) != 1:
-        raise UserError(f"'{text}' stands for several arms: name each candidate.")
+        raise UserError(f"'{short}' stands for several arms: name each candidate.")
     return arms[0]
 
 
@@ -443,7 +446,7 @@ def _last_training_s(answer: Answer, limit: Budget) -> float:
 
 def best_of(answer: Answer, study: Study) -> Arm | None:
     """The combination that a screen predicts to be best, or the arm with the largest gain; None: base is."""
-    if study.settings.kind.name == "factorial":
+    if not answer.headline.against:  # its effects are of changes, not of arms
         names = answer.headline.together
         return study.settings.continuing(answer.settings).design.combination(names) if names else None
     gains = {name: effect.gain for name, effect in answer.effects.items() if not effect.failures and effect.gain > 0}
@@ -455,3 +458,49 @@ def _write(trained: Retrained, study: Path, out: Path) -> Path:
     folder = save_pretrained(trained.folder, out, study=study)
     shutil.copyfile(trained.folder / IMAGES_FILE, folder / IMAGES_FILE)
     return folder
+
+
+def write_page(found: Improvement) -> Path:
+    """Write report.html in the folder of an improvement; returns its path."""
+    answer = found.confirmed or found.screen
+    confirmed = found.confirmed if found.effect else None
+    cost, inline = confirmed.arms[0].cost if confirmed else None, Inliner()
+    page = templates("vitmods.improvement").get_template("page.html").render(
+        found=found, answer=answer, confirmed=confirmed, cost=cost, metric=answer.metric,
+        confirmed_plot=_plots(confirmed, inline) if confirmed else (),
+        screened_plot=_plots(found.screen, inline) if found.screen.complete else (),
+        trials=sum(trial.ended for _, study in _studies(found) for trial in study.trials),
+        pages=[(title, _beside(found, study)) for title, study in _studies(found)],
+        tried=[(one, {arm.name for arm in make_arms([one.change])} <= found.chosen) for one in found.candidates],
+        commands=_commands(found), command=found.screen.command,
+    )  # fmt: skip
+    path = found.path / PAGE
+    write_atomically(path, lambda file: file.write(page.encode()))
+    return path
+
+
+def _plots(answer: Answer, inline: Inliner) -> list[str]:
+    """For wide and for narrow screens."""
+    effects = text.plotted_effects(answer)
+    return [forest(effects, answer.margin, answer.metric, inline, narrow) for narrow in (False, True)]
+
+
+def _studies(found: Improvement) -> list[tuple[str, Answer]]:
+    screen = [("The screen: every candidate, judged on val", found.screen)]
+    return screen + [("The confirmation: fresh seeds, judged on test", found.confirmed)] * bool(found.confirmed)  # type: ignore[list-item]
+
+
+def _beside(found: Improvement, answer: Answer) -> str:
+    return (answer.path / PAGE).relative_to(found.path).as_posix()
+
+
+def _commands(found: Improvement) -> list[tuple[str, str]]:
+    if found.model is None:
+        return []
+    folder, plugins = named(found.model), plugin_options()
+    words = {
+        "Name the classes of images": ["predict", folder, "path/to/images"],
+        "Write it for other programs": ["export", folder, "--to", "onnx"],
+        "Measure it on other images": ["evaluate", folder, "--data", "path/to/images"],
+    }
+    return [(title, shlex.join(["vitmods", *rest, *plugins])) for title, rest in words.items()]
