@@ -77,6 +77,16 @@ def pytest_runtest_setup():
         remember_digits()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    """What a test asks for is forgotten by the test: a later one would write its plugins into commands."""
+    yield
+    if registry := sys.modules.get("vitmods.util.registry"):
+        left = registry.plugins()
+        registry.asked_for.clear()
+        assert not left, f"{item.nodeid} leaves plugins behind: {left}"
+
+
 @pytest.fixture(scope="module")
 def short_clocks():
     """Costs and estimates of two or three calls each: for studies whose times nobody looks at."""

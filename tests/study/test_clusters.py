@@ -146,7 +146,7 @@ def test_jobs_are_the_study_in_one_process(hostile, alone, tmp_path, monkeypatch
 @pytest.mark.slow
 def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     pytest.importorskip("submitit")
-    long = study(recipe=RECIPE.with_(epochs=10), limit_val=40)
+    long = study(recipe=RECIPE.with_(epochs=40), limit_val=40)  # still training when a busy machine signals
     unbroken, broken = tmp_path / "whole", tmp_path / "broken"
     long.run(unbroken, workers=1, budget=1, **QUIET)  # base alone
     long.run(broken, workers=1, budget=Budget(trials=0), **QUIET)  # no trial is begun

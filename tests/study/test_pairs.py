@@ -38,7 +38,7 @@ REFUSED = [
     for first, others in {
         "sweep": "factorial folds until-decided pretrain retrain",
         "bases": "factorial folds until-decided start pretrain retrain",
-        "factorial": "folds pretrain retrain reference",
+        "factorial": "folds pretrain reference",
         "folds": "tune until-decided",
         "tune": "pretrain",
         "until-decided": "pretrain",
