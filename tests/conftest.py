@@ -82,8 +82,8 @@ def pytest_runtest_teardown(item):
     """What a test asks for is forgotten by the test: a later one would write its plugins into commands."""
     yield
     if registry := sys.modules.get("vitmods.util.registry"):
-        left = registry.plugins()
         registry.asked_for.clear()
+        left = registry.plugins()  # that have added something
         assert not left, f"{item.nodeid} leaves plugins behind: {left}"
 
 

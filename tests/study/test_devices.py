@@ -88,7 +88,7 @@ def test_two_processes_are_one_also_where_one_of_them_is_killed_and_one_resumes(
 def test_the_one_that_was_killed_is_named_where_another_says_first_that_it_is_gone(tmp_path) -> None:
     """As on a busy machine, where connections break before a process is gone."""
     said, trial = json.dumps({"failure": f"{PEER_ENDED} without a message"}), Trial(study().settings.cells[0], 0)
-    commands = [f"echo '{said}'; exec sleep 60", "sleep 1; kill -9 $$"]
+    commands = [f"echo '{said}'; exec cat >&2", "sleep 1; kill -9 $$"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     team = Team(0, [Worker(subprocess.Popen(["sh", "-c", command], **pipes), tmp_path, 0) for command in commands])
     first, _ = team.begin(trial)
