@@ -17,6 +17,7 @@ from vitmods.recipes import plain
 from vitmods.report.hub import from_pretrained
 from vitmods.study import Answer, ImageOptions, Study
 from vitmods.study.candidates import BETWEEN_SETS, LEAST, USUAL, Setting, known_effects, promising
+from vitmods.study.schedule import TrialSchedule
 from vitmods.study.study import FRESH
 from vitmods.util.errors import UserError
 
@@ -85,7 +86,7 @@ def test_without_arms_the_shell_compares_the_most_promising_changes(tmp_path, ca
     best = [one.change for one in promising(Setting(0, 1, 16)) if one.change != "hmlp"][:3]  # levit is before it
     assert [arm.name for arm in answer.arms] == best
     assert "Comparing the most promising changes" in said
-    assert all(f"{change}: " in said for change in best)
+    assert all(f"{change}, " in said for change in best)
     two = Study(["mu1/4", "mu2/4"], "promising", "digits", plain(epochs=1), 2, pretrain=None)
     assert [arm.name for arm in two.settings.arms] == best
     with pytest.raises(UserError, match="patch_drop"):  # base itself cannot be built
@@ -146,6 +147,29 @@ def test_another_call_trains_nothing_again_and_other_candidates_are_refused(fini
         run(out, ("rms", "layerscale"))
     with pytest.raises(UserError, match="asked for with base mu2/4, not mu3/4"):
         vm.improve("digits", out, base="mu3/4", **HOW)
+
+
+@pytest.mark.parametrize("kind", ["together", "one by one"])
+def test_a_screen_whose_time_is_over_early_has_fewer_seeds_and_its_choice_stays(tmp_path, monkeypatch, kind):
+    """On a machine that became slower than its estimate; another call trains nothing more for the choice."""
+    affords = TrialSchedule._affordable
+    seeds = [0, 1, FRESH, FRESH + 1]  # that there is time for
+    monkeypatch.setattr(TrialSchedule, "_affordable", lambda self, work: work.seed in seeds and affords(self, work))
+    monkeypatch.setattr(module, "SCREEN_SEEDS", 3)
+    if kind == "one by one":
+        monkeypatch.setattr(module._Request, "screening", lambda self, chosen, seeds: (
+            self.study([one.change for one in chosen], seeds=4, until_decided=True, margin=1e-3)
+        ))  # fmt: skip
+    found = run(tmp_path / "out", budget="59m")
+    assert found.complete
+    assert found.effect.n == 2
+    assert found.screen.seeds == ([0, 1] if kind == "together" else [0, 1, 2, 3])
+    trials = sorted((tmp_path / "out").glob("**/result.json"))
+    assert {path.parent.name for path in trials if "retrained" not in path.parts} == {f"seed{seed}" for seed in seeds}
+    seeds += [2, 3]
+    again = run(tmp_path / "out", budget="59m")
+    assert again.headline == found.headline
+    assert sorted((tmp_path / "out").glob("**/result.json")) == trials
 
 
 def test_base_is_kept_and_written_where_nothing_looks_better(tmp_path):

@@ -121,7 +121,7 @@ class Improvement(Printed):
     def headline(self) -> str:
         """What came out, in a sentence."""
         metric = self.screen.metric
-        if not self.screen.complete:
+        if not is_enough(self.screen):
             ended = sum(trial.ended for trial in self.screen.trials)
             more = "" if ended else " No trial fitted the budget: give a longer one."
             return f"The screen of the candidates is not finished: run the same command again to resume.{more}"
@@ -148,7 +148,7 @@ class Improvement(Printed):
 
     def __repr__(self) -> str:
         lines = [self.headline]
-        if self.screen.complete:
+        if is_enough(self.screen):
             lines.append(f"Tried: {listing([one.change for one in self.candidates])}.")
         if self.trained and not self.trained.finished:
             lines.append(str(self.trained))
@@ -223,7 +223,7 @@ def improve(
     screen = request.screening(chosen, seeds)
     answer = _screen(screen, out / SCREEN, limit, options, command)
     found = Improvement(out, chosen, answer)
-    if not answer.complete or not found.has_learned:
+    if not is_enough(answer) or not found.has_learned:
         return found
     arm = best_of(answer, screen)
     if arm is None:
@@ -320,6 +320,8 @@ class _Request:
         try:
             tried = tuple(Candidate(**one) for one in earlier["tried"])
             before, seeds, pairs = earlier["asked"], int(earlier["seeds"]), [(n, earlier[n], asked[n]) for n in asked]
+            if begun := StudyFolder(self.out / SCREEN).facts():
+                seeds = begun.plan.seeds or seeds  # its time may have lasted for fewer
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{named(self.out / REQUEST)} is damaged ({error!r}): choose another folder.") from error
         is_plain = chosen_by["candidates"] is None and not chosen_by["without"] and not chosen_by["with_recipe"]
@@ -372,7 +374,7 @@ class _Request:
         if with_recipe:
             chosen += _of_recipe(cell.recipe, without)
         for candidate in chosen:
-            say(self.options, f"To try: {candidate.change}, {candidate.reason}.")
+            say(self.options, f"To try: {candidate.change}, {candidate.why}.")
         return chosen
 
 
@@ -416,13 +418,23 @@ def _held_out(data: str, images: ImageOptions) -> tuple[str, ImageOptions]:
 
 
 def _screen(study: Study, out: Path, limit: Budget, options: StudyOptions, command: str | None) -> Answer:
-    """Train the screen in its part of the time; if that is too short, in all that the confirmation leaves."""
+    """Train the screen in its part of the time, with fewer seeds if trials are slower than expected; if it lasts for
+    one alone, in all that the confirmation leaves. What was chosen by it stays."""
+    if StudyFolder(out).has_confirmation:
+        return Answer.load(out)
     how: dict[str, Any] = {"command": command, "options": replace(options, cost_seconds=0)}
-    answer = study.run(out, budget=_until(limit, _share(study) * (limit.seconds or 0)), **how)
+    part = replace(_until(limit, _share(study) * (limit.seconds or 0)), may_drop_seeds=limit.seconds is not None)
+    answer = study.run(out, budget=part, **how)
     spare_s = limit.left_s - (CONFIRMED + 0.1) * (limit.seconds or 0)
-    if not answer.complete and not answer.failed and limit.seconds is not None and spare_s > 0:
-        answer = study.run(out, budget=_until(limit, spare_s), **how)
+    if not is_enough(answer) and not answer.failed and limit.seconds is not None and spare_s > 0:
+        answer = study.run(out, budget=replace(_until(limit, spare_s), may_drop_seeds=True), **how)
     return answer
+
+
+def is_enough(screen: Answer) -> bool:
+    """Whether a candidate can be chosen: the screen is finished, or its time was over after two seeds of every arm."""
+    effects = screen.headline.effects.values() if screen.headline.against else ()
+    return screen.complete or (bool(effects) and all(effect.n >= 2 or effect.failures for effect in effects))
 
 
 def _share(study: Study) -> float:
@@ -468,7 +480,7 @@ def write_page(found: Improvement) -> Path:
     page = templates("vitmods.improvement").get_template("page.html").render(
         found=found, answer=answer, confirmed=confirmed, cost=cost, metric=answer.metric,
         confirmed_plot=_plots(confirmed, inline) if confirmed else (),
-        screened_plot=_plots(found.screen, inline) if found.screen.complete else (),
+        screened_plot=_plots(found.screen, inline) if is_enough(found.screen) else (),
         trials=sum(trial.ended for _, study in _studies(found) for trial in study.trials),
         pages=[(title, _beside(found, study)) for title, study in _studies(found)],
         tried=[(one, {arm.name for arm in make_arms([one.change])} <= found.chosen) for one in found.candidates],

@@ -52,6 +52,11 @@ class Candidate:
     expected: float | None
     reason: str
 
+    @property
+    def why(self) -> str:
+        """`+4.1 points expected, from +6.9 on clothes (1 data set)`."""
+        return self.reason if self.expected is None else f"{signed(self.expected, 1)} points expected, from {self.reason}"
+
 
 def promising(setting: Setting, known: Iterable[Mapping[str, Any]] | None = None) -> list[Candidate]:
     """The changes of which more than LEAST is to be expected, the most first. known: effects; None: the gallery's."""

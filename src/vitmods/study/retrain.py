@@ -85,7 +85,7 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
         raise UserError(f"The study does not have an arm {arm!r}. {nearest(arm, [BEST, *names])}")
     with folder.lock():
         answer = Answer.load(path)
-        if not answer.complete:
+        if not answer.complete and (arm == BEST or settings.tune):
             raise UserError(
                 f"{named(folder.path)} is not finished, so nothing is decided yet. First run: {answer.command}"
             )

@@ -345,6 +345,11 @@ class StudyFolder:
         setting, point = (slug(values.spelled, "=.,") if values else "" for values in (trial.setting, trial.point))
         return self.path.joinpath("trials", setting, slug(trial.arm.name), point, f"seed{trial.seed}")
 
+    @property
+    def has_confirmation(self) -> bool:
+        """Whether something that this study chose is being confirmed."""
+        return any(self.path.glob("confirm/*/study.json"))
+
     def confirmation(self, arm: str) -> StudyFolder:
         """The folder of the study that trains the best combination of a factorial one on fresh seeds."""
         return StudyFolder(self.path / "confirm" / slug(arm))

@@ -206,7 +206,7 @@ class Study:
         chosen, _ = candidates_for(make_cell(fixed, Arm(BASE)), known.images)
         if not chosen:
             raise UserError("None of the promising changes suits this base: name what to compare (--arms).")
-        reasons = "; ".join(f"{one.change}: {one.reason}" for one in chosen)
+        reasons = "; ".join(f"{one.change}, {one.why}" for one in chosen)
         self._notes += (f"note: Arms that our studies found promising for images and a base like these: {reasons}.",)
         return make_arms([one.change for one in chosen]), known
 
@@ -412,7 +412,7 @@ class Study:
         if arm is None:
             self.settings.refuse("confirm")
         answer = Answer.load(out)
-        if not answer.complete:
+        if arm is None and not answer.complete:
             raise UserError(f"{out} is not finished: run it first, so that the best combination is known.")
         if arm is None and not answer.headline.together:
             raise UserError("No change is predicted to help: a combination to confirm does not exist.")
@@ -428,6 +428,7 @@ class Study:
             until_decided=False,
             design=DESIGNS["arms"].plan(settings),
             runs=None,
+            spare=0,
             seeds=make_seeds(range(FRESH, FRESH + (seeds or Design.usual_seeds))),
             open=frozenset() if seeds else frozenset({"seeds"}),  # all else is as in the study that is confirmed
         )
