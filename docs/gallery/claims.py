@@ -208,11 +208,12 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
 
 
 def known_effects() -> list[dict[str, Any]]:
-    """The effects on top-1 of each change in models that were trained from scratch, with what they depend on."""
+    """The effects on top-1 of each change in models that were trained from scratch, with warm-up as all recipes here
+    have it, and what they depend on."""
     known = []
     for study, arm, short in itertools.chain.from_iterable(effects_of_changes().values()):
         facts = study.facts
-        if study.metric == "top-1" and facts["start"] == "new":
+        if study.metric == "top-1" and facts["start"] == "new" and facts["warm_up"] == "with":
             effect, low, high = study.effects[arm]
             values, patch = (max(_listed(facts[name])) for name in ("patch_values", "patch"))
             of_study = {"data": facts["data"], "images": facts["images"], "channels": values // patch**2}

@@ -1,10 +1,11 @@
 """Changes that are worth trying on a data set, by what earlier studies found on others.
 
 A study on another data set measures the effect of a change there, with a variance s^2, and the effect here differs from
-it with a variance t^2 that grows with how different the two are. Before any study, effects are around zero with a
-standard deviation USUAL. So the effect to expect here is
+it with a variance t^2 that grows with how different the two are. Studies of one data set may share trials and share what
+is special about it: their mean, weighted by 1 / (s^2 + t^2), says no more than the one with the largest weight w. Before
+any study, effects are around zero with a standard deviation USUAL. So the effect to expect here is, over data sets,
 
-    sum w_i d_i / (1 / USUAL^2 + sum w_i),    w_i = 1 / (s_i^2 + t_i^2).
+    sum w d / (1 / USUAL^2 + sum w).
 
 The studies are those of the gallery: small ViTs, trained from scratch (docs/gallery.md). They say what to try, not what
 helps: that is measured.
@@ -32,7 +33,7 @@ KNOWN = Path(__file__).with_name("known_effects.json")
 USUAL = 3.0  # points: standard deviation of the effects of changes
 BETWEEN_SETS = 3.0  # points: that of an effect between data sets that are alike
 LEAST = 0.3  # points: of the effect to expect
-USUAL_PATCH = 16  # pixels, of models whose name does not say it
+USUAL_PATCH = 16  # pixels, of a model that is not read
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ def promising(setting: Setting, known: Iterable[Mapping[str, Any]] | None = None
         by_change.setdefault(one["change"], []).append(one)
     candidates = list[tuple[float, Candidate]]()
     for change, found in by_change.items():
-        weights = [1 / ((one["half"] / 2) ** 2 + _difference(one, setting) ** 2) for one in found]
-        expected = sum(w * one["effect"] for w, one in zip(weights, found, strict=True)) / (USUAL**-2 + sum(weights))
+        sets = _by_set(found, setting)
+        expected = sum(w * mean for mean, w in sets.values()) / (USUAL**-2 + sum(w for _, w in sets.values()))
         if expected > LEAST:
-            candidates.append((expected, Candidate(change, expected, _reason(found))))
+            candidates.append((expected, Candidate(change, expected, _reason(sets))))
     return [candidate for _, candidate in sorted(candidates, key=lambda pair: -pair[0])]
 
 
@@ -80,12 +81,11 @@ def candidates_for(
     Changes that exclude a better one are left out, but for `seconds` of them, which come last. Raises UserError where
     base cannot be built.
     """
-    _build(cell)
-    base, channels = cell.fixed["base"], cell.fixed["in_chans"]
-    patch = base.partition("?")[0].rpartition("/")[2] if isinstance(base, str) else ""
-    side = int(patch) if patch.isdigit() else USUAL_PATCH
+    base = _build(cell)
+    channels = cell.fixed["in_chans"]
+    patch = getattr(base, "patch_size", (USUAL_PATCH, USUAL_PATCH))
     chosen, second, refused = list[Candidate](), list[Candidate](), list[str]()
-    for candidate in promising(Setting(images, channels, channels * side**2)):
+    for candidate in promising(Setting(images, channels, channels * patch[0] * patch[1])):
         if candidate.change in without or len(chosen) + len(second) == most:
             continue
         excludes = _excluded_by(candidate, [*chosen, *second])
@@ -107,11 +107,14 @@ def _unfit(cell: Cell, candidate: Candidate) -> str:
     return ""
 
 
-def _build(cell: Cell) -> None:
+def _build(cell: Cell) -> Any:
+    """Build the model of a cell; returns what describes base."""
     from vitmods.study.prepare import build_cell
     from vitmods.study.trial import base_config
 
-    build_cell(cell, base_config(cell, 2), 0, 2)
+    base = base_config(cell, 2)
+    build_cell(cell, base, 0, 2)
+    return base
 
 
 def _excluded_by(candidate: Candidate, others: Sequence[Candidate]) -> list[str]:
@@ -140,10 +143,18 @@ def _difference(one: Mapping[str, Any], setting: Setting) -> float:
     return BETWEEN_SETS * math.sqrt(unlike)
 
 
-def _reason(found: Iterable[Mapping[str, Any]]) -> str:
+def _by_set(found: Iterable[Mapping[str, Any]], setting: Setting) -> dict[str, tuple[float, float]]:
+    """Data set -> the mean effect of a change there, and what it weighs for this setting."""
     by_set: dict[str, list[tuple[float, float]]] = {}
     for one in found:
-        by_set.setdefault(one["data"], []).append((one["half"] ** -2, one["effect"]))
-    means = {data: sum(w * effect for w, effect in each) / sum(w for w, _ in each) for data, each in by_set.items()}
-    effects = [f"{signed(mean, 1)} on {data}" for data, mean in means.items()]
+        weight = 1 / ((one["half"] / 2) ** 2 + _difference(one, setting) ** 2)
+        by_set.setdefault(one["data"], []).append((weight, one["effect"]))
+    return {
+        data: (sum(w * effect for w, effect in each) / sum(w for w, _ in each), max(w for w, _ in each))
+        for data, each in by_set.items()
+    }
+
+
+def _reason(sets: Mapping[str, tuple[float, float]]) -> str:
+    effects = [f"{signed(mean, 1)} on {data}" for data, (mean, _) in sets.items()]
     return f"{listing(effects)} ({plural(len(effects), 'data set')})"
