@@ -144,6 +144,8 @@ class Check:
             if row.get("library") == "vitmods":
                 name, over = f"{row['model']} {row['precision']}, a step over timm's", row["over_timm"]
                 self._add(name, *over.values(), "at most 1.02", over["ratio"] <= 1.02)
+        if failed := [row for row in self.tables["steps"] if "error" in row]:
+            raise RuntimeError(f"steps failed: {failed}")
 
     def compiled_steps(self) -> None:
         """As far as there is time."""

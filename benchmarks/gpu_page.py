@@ -76,7 +76,10 @@ def _version(package: str) -> str | None:
 def _output(*command: str) -> str | None:
     if shutil.which(command[0]) is None:
         return None
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
     return done.stdout.strip()[:LONGEST] if done.returncode == 0 else None
 
 

@@ -177,19 +177,19 @@ def together(model: Model, device: torch.device, counts: Sequence[int], seconds:
             for one in started:
                 one.stdin.write("\n")
                 one.stdin.flush()
-            steps = sum(int(one.stdout.readline()) for one in started)
+            steps_per_s = sum(float(one.stdout.readline()) for one in started)
         finally:
             for one in started:
                 one.kill()
                 one.communicate()
-        images_per_s = round(steps * model.batch / seconds, 1)
+        images_per_s = round(steps_per_s * model.batch, 1)
         gain = round(images_per_s / rows[0]["images_per_s"], 3) if rows else 1.0
         rows.append({"model": model.name, "trials": count, "images_per_s": images_per_s, "gain": gain})
     return rows
 
 
 def trial(name: str, side: str, batch: str, kind: str, seconds: str) -> None:
-    """One of the trials of `together`."""
+    """One of the trials of `together`: it prints its steps a second, until the device has made them."""
     device, model = torch.device(kind), Model(name, int(side), int(batch))
     precision = "bf16-mixed" if kind == "cuda" else "32-true"
     recipe = Recipe().with_(batch_size=model.batch, precision=precision)
@@ -201,14 +201,14 @@ def trial(name: str, side: str, batch: str, kind: str, seconds: str) -> None:
     now(device)
     print("ready", flush=True)
     sys.stdin.readline()
-    made, end = 0, time.monotonic() + float(seconds)
-    while time.monotonic() < end:
+    made, began = 0, time.monotonic()
+    while time.monotonic() < began + float(seconds):
         step()
         made += 1
         if made % 10 == 0:
             now(device)
     now(device)
-    print(made, flush=True)
+    print(made / (time.monotonic() - began), flush=True)
 
 
 def reading(images: ImageDataset, device: torch.device, batch: int, seconds: float) -> list[dict[str, Any]]:

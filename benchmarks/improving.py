@@ -12,6 +12,8 @@ rest on comparing it with base on fresh seeds; base is kept unless the interval 
     one by one    each candidate against base, on val; those that look good together; the comparison on test
     random        random combinations with one seed each, on val; the best one; the comparison on test
     same images   as factorial, but it chooses by the images that it is compared on
+
+Before that, the forecast that chooses candidates: of each effect in the gallery, by the studies of other data sets.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 from scipy import special
 
 from vitmods.stats.runs import plan_factorial
+from vitmods.study import candidates
 
 Array = np.ndarray
 NAMES = ("levit", "hmlp", "swiglu", "qknorm", "instancenorm", "layerscale")
@@ -113,7 +116,24 @@ def compare(world: World, chosen: Array, seeds: int, random: np.random.Generator
     return np.where(better, true, 0.0), better
 
 
+def forecasts() -> list[tuple[float, float, float, float]]:
+    """Of each effect whose change the gallery has on other data sets: forecast, plain mean, effect, half-width."""
+    known, found = candidates.known_effects(), []
+    for one in known:
+        others = [other for other in known if other["change"] == one["change"] and other["data"] != one["data"]]
+        if others:
+            setting = candidates.Setting(one["images"], one["channels"], one["patch_values"])
+            mean = float(np.mean([other["effect"] for other in others]))
+            found.append((candidates.expected_of(others, setting), mean, one["effect"], one["half"]))
+    return found
+
+
 def main() -> None:
+    found = np.array(forecasts())
+    sign, clear = np.sign(found[:, 2]), abs(found[:, 2]) > found[:, 3]
+    for title, which in (("all effects", clear | ~clear), ("effects larger than their half-width", clear)):
+        right = [int((np.sign(found[which, i]) == sign[which]).sum()) for i in (0, 1)]
+        print(f"Sign of {title}: forecast right in {right[0]} of {which.sum()}, plain mean of others in {right[1]}.")
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--studies", type=int, default=4000)
     studies = parser.parse_args().studies

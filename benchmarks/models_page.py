@@ -76,7 +76,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def grouped(of_cells: dict[tuple[str, ...], list[str]]) -> list[str]:
-    """A row for all models that share their cells, the most models first."""
+    """A row for all models that share their cells, the one with the most names first."""
     rows = sorted(of_cells.items(), key=lambda row: -len(row[1]))
     return [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in rows]
 

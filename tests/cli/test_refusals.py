@@ -20,7 +20,7 @@ compare --recipe augreg(levle=light1)              -> Did you mean 'level'?
 compare --margin -1                                -> margin is how much worse an arm may be
 compare --img-size 8 8 8                           -> img_size is one side or two
 compare --sweep lrr=1,2                            -> Did you mean 'lr'
-train --from runs/pets                             -> vitmods train does not have the option --from
+train --from runs/pets                             -> There is no option --from
 apply dpn                                          -> `vitmods diff --arm dpn` shows
 compare --model Ti/16                              -> Did you mean --base?
 compare dpn rms                                    -> dpn is a change: write --arms dpn.
@@ -72,6 +72,11 @@ compare --precision fp16                           -> --precision cannot be 'fp1
 compare --optimizer adm                            -> --optimizer cannot be 'adm'. Did you mean 'adamw'?
 compare --dataset photos                           -> Did you mean --data?
 compare digits dpn rms                             -> Changes follow --arms: write --arms dpn rms.
+train dpn                                          -> dpn is a change: write --arm dpn.
+improve dpn                                        -> dpn is a change: write --candidates dpn.
+improve digits --arms dpn                          -> Did you mean --candidates?
+improve digits dpn rms                             -> Changes follow --candidates: write --candidates dpn rms.
+bench --weights a                                  -> There is no option --weights. `vitmods bench --help`
 compare digits 3                                   -> '3' cannot stand alone: a value follows its option.
 compare --data digits --epochs                     -> --epochs needs a value.
 pretrain dino                                      -> dino is a task: write --task dino.
@@ -283,6 +288,6 @@ def test_a_wrong_option_is_answered_in_a_sentence_whatever_the_terminal_draws(en
     done = subprocess.run(command, capture_output=True, env=variables, timeout=60)
     said = done.stderr.decode()
     assert done.returncode == 2
-    assert said.startswith("vitmods compare: vitmods compare does not have the option --foo and --max-seed.")
+    assert said.startswith("vitmods compare: There is no option --foo and --max-seed.")
     assert "--max-seeds" in said
     assert not re.search("[─│╭\x1b]", said)

@@ -52,7 +52,7 @@ COMMANDS = [
     ("compare --arms dpn --budget 2h --out x",
      "Comparing dpn with base on digits, as many seeds as the budget allows.",
      "Results: x. This run takes about 2h."),
-    ("compare --from x/weights --pilot", "Comparing the usual arms with base (x/weights) on digits, 5 seeds each.",
+    ("compare --from x/weights --pilot", "Comparing its arms with base (x/weights) on digits, 5 seeds each.",
      "Results: runs/digits-weights. Now only base is trained, on 4 seeds at most."),
     ("base --base Ti/16 --data a/pets", "Training base (Ti/16) on a/pets, 16 seeds.",
      f"Results: runs/pets-Ti-16-base. {LATER}"),

@@ -16,7 +16,7 @@ from vitmods.improvement import improve as module
 from vitmods.recipes import plain
 from vitmods.report.hub import from_pretrained
 from vitmods.study import Answer, ImageOptions, Study
-from vitmods.study.candidates import BETWEEN_SETS, LEAST, USUAL, Setting, known_effects, promising
+from vitmods.study.candidates import BETWEEN_SETS, LEAST, USUAL, Setting, expected_of, known_effects, promising
 from vitmods.study.schedule import TrialSchedule
 from vitmods.study.study import FRESH
 from vitmods.util.errors import UserError
@@ -64,6 +64,26 @@ def test_what_is_to_be_expected_of_a_change_is_its_shrunken_mean():
     )
 
 
+def test_studies_of_one_data_set_say_no_more_than_one_and_the_patch_is_the_models():
+    one = {"change": "a", "data": "x", "images": 1000, "channels": 3, "patch_values": 48, "effect": 4.0, "half": 2.0}
+    here = Setting(1000, 3, 48)
+    assert expected_of([one] * 9, here) == pytest.approx(expected_of([one], here))
+    assert expected_of([one, {**one, "data": "y"}], here) > expected_of([one], here)
+    config = vm.ViTConfig.from_name("mu2/4", img_size=32, num_classes=3)
+    arms = [Study(base, "promising", "clothes", plain(epochs=1), 1).settings.arms for base in ("mu2/4", config)]
+    assert arms[0] == arms[1]
+
+
+def test_a_sweep_over_data_says_why_its_arms_and_trained_weights_have_others(finished):
+    sweep = Study("mu2/4", "promising", "digits", plain(epochs=1), 1, sweep={"data": ["digits", "clothes"]})
+    (note,) = sweep._notes
+    assert "levit" in note
+    with pytest.raises(UserError, match=r"of trained weights name the arms"):
+        Study(None, "promising", "digits", plain(epochs=1), 1, start=finished[0].model)
+    with pytest.raises(UserError, match=r"does not have an arm 'lyerscale'\. Did you mean 'layerscale'"):
+        Study("mu2/4", ["layerscale"], "digits", SLOW, 2, images=SMALL).confirm(finished[1] / "screen", arm="lyerscale")
+
+
 def test_known_effects_are_those_of_models_from_scratch_and_every_change_parses():
     for one in known_effects():
         assert vm.parse_changes(one["change"])
@@ -83,7 +103,8 @@ def test_without_arms_the_shell_compares_the_most_promising_changes(tmp_path, ca
     )
     said = capsys.readouterr().err
     answer = Answer.load(tmp_path / "out")
-    best = [one.change for one in promising(Setting(0, 1, 16)) if one.change != "hmlp"][:3]  # levit is before it
+    stems_and_norms = ("hmlp", "stem(kind=linear,gelu=true)", "stem(kind=levit,norm=layer)", "switchnorm", "batchnorm")
+    best = [one.change for one in promising(Setting(0, 1, 16)) if one.change not in stems_and_norms][:3]  # one a slot
     assert [arm.name for arm in answer.arms] == best
     assert "Comparing the most promising changes" in said
     assert all(f"{change}, " in said for change in best)

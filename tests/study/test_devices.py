@@ -164,7 +164,10 @@ def test_teams_fill_the_cores(monkeypatch) -> None:
 def test_several_threads_on_a_busy_machine_are_a_warning(monkeypatch, tmp_path) -> None:
     prepared = open_study(StudyFolder(tmp_path), study().settings, StudyOptions("cpu", workers=1))
     monkeypatch.setattr("vitmods.study.prepare.cores", lambda: 2)
-    for threads, load, text in ((1, 9.0, ""), (2, 1.5, ""), (2, 9.0, "a load of 9.0 on 2 cores.*: OMP_NUM_THREADS=1")):
+    busy = "a load of 9.0 on 2 cores.*: OMP_NUM_THREADS=1"
+    cases = ((1, 9.0, 2.0, ""), (2, 1.5, 2.0, ""), (2, 9.0, 1.0, ""), (2, 9.0, 2.0, busy))
+    for threads, load, slower, text in cases:
+        monkeypatch.setattr("vitmods.study.prepare.slowdown", lambda slower=slower: slower)
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         with pytest.warns(match=text) if text else nullcontext(), warnings.catch_warnings():

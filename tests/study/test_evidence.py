@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import vitmods as vm
+from vitmods.cli import main
 from vitmods.stats.across import across_studies, other_sets
 from vitmods.stats.verdict import Verdict
 from vitmods.study import Answer
@@ -61,7 +62,7 @@ def test_equal_images_are_one_data_set_whatever_they_are_called(runs, tmp_path):
     assert len(evidence(projects)["dpn"].sets) == 1, "and in one, whose images have grown"
 
 
-def test_what_does_not_count_is_named(runs, tmp_path, refused):
+def test_what_does_not_count_is_named(runs, tmp_path, refused, capsys):
     shutil.copytree(runs / "digits", tmp_path / "half")
     shutil.rmtree(tmp_path / "half/trials/rms/seed3")
     found = evidence([runs / "digits", tmp_path])
@@ -80,6 +81,11 @@ def test_what_does_not_count_is_named(runs, tmp_path, refused):
     (tmp_path / "damaged/study.json").write_text("{")
     (reason,) = evidence([runs, tmp_path / "damaged"]).left_out
     assert reason.startswith(f"{tmp_path / 'damaged'} cannot be read (")
+    assert "run the same command" not in reason
+    assert main(["evidence", str(runs), str(tmp_path / "damaged"), "--latex"]) == 0
+    printed = capsys.readouterr()
+    assert "tabular" in printed.out
+    assert "damaged cannot be read" in printed.err
     assert "study.json is damaged" in refused(f"evidence {tmp_path / 'damaged'}")
     with pytest.raises(KeyError, match="No study here has the change 'dnp'"):
         evidence(runs)["dnp"]

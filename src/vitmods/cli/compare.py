@@ -226,7 +226,7 @@ def _exit_code(complete: bool, has_diverged: bool, failed: Sequence[str]) -> int
 def _announce(options: Compare, budget: Budget, data_sets: Sequence[str], folder: str) -> None:
     """Print what is compared, before torch is imported and the images are listed."""
     settings, data, start = options.settings, options.dataset.data, options.start
-    usual = "the usual arms" if start else "the most promising changes"
+    usual = "its arms" if start else "the most promising changes"
     arms = first_of(options.arms or (usual,), 6)
     count = options.max_seeds if settings.until_decided else options.seeds
     seeds = f"{'at most ' * settings.until_decided}{plural(count or settings.usual_seeds, 'seed')} each"

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from vitmods.cli.options import parse
+from vitmods.cli.options import note, parse
 from vitmods.util.errors import UserError
 
 
@@ -49,4 +49,6 @@ def main(arguments: Sequence[str]) -> int:
     found = evidence(options.folders)
     table = found.to_latex() if options.latex else found.to_markdown() if options.markdown else found
     print(json.dumps(found.to_dict(), indent=1) if options.json else table)
+    if table is not found and found.left_out:
+        note(f"Left out: {'; '.join(found.left_out)}.")
     return 0

@@ -71,7 +71,8 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
     if has_images and arguments and not arguments[0].startswith("-"):
         if any(word.partition("=")[0] == "--data" for word in arguments):
             raise UserError(f"The images are given twice: '{arguments[0]}' and --data.")
-        if not os.path.exists(arguments[0]) and (hint := what_is(arguments[0])):
+        known = {each.name.replace("_", "-") for each in fields(kind)}  # type: ignore[arg-type]
+        if not os.path.exists(arguments[0]) and (hint := what_is(arguments[0], known)):
             raise UserError(f"The first word is the folder of the images, and {hint}")
         arguments = ["--data", *arguments]
     shows_all, shows_common = HELP_ALL in arguments, bool(common and {"-h", "--help"} & set(arguments))
@@ -125,7 +126,8 @@ def _names_of_options(cli: Callable[..., Any]) -> set[str]:
     """The options of a command, as its help names them, without dashes."""
     with redirect_stdout(io.StringIO()) as text, suppress(SystemExit):
         cli(args=["--help"])
-    return set(re.findall(r"--([a-z][\w-]*)", text.getvalue()))
+    # An option begins its line, but for a box and a short form; an indented one is in the text of another.
+    return set(re.findall(r"^[^\w-]{0,2}(?:-\w, )?--([a-z][\w-]*)", text.getvalue(), re.MULTILINE))
 
 
 def _check_place(data: str) -> None:

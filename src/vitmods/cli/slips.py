@@ -32,7 +32,7 @@ analyse    analyze analysis
 """command -> other words for it"""
 OPTIONS = """
 base                   model arch architecture network backbone net
-arms|arm               change changes mod mods variant variants treatments
+arms|arm|candidates    arms change changes mod mods variant variants treatments
 device                 gpu gpus ngpus accelerator
 device cuda            cuda
 device cpu             cpu no-cuda
@@ -69,6 +69,7 @@ markdown               md
 latex                  tex
 """
 """option, maybe with a value -> other words for it; of several, the first that a command has"""
+WEIGHTS = ("pretrained", "weights", "checkpoint")  # of commands that train
 SENTENCES = {
     "resume": "Re-running the same command resumes.",
     "continue": "Re-running the same command resumes.",
@@ -76,9 +77,7 @@ SENTENCES = {
     "v": "Progress is printed unless --quiet is given.",
     "force": "Nothing is overwritten: name another folder by --out.",
     "overwrite": "Nothing is overwritten: name another folder by --out.",
-    "pretrained": "`vitmods finetune --model WEIGHTS` starts from trained weights.",
-    "weights": "`vitmods finetune --model WEIGHTS` starts from trained weights.",
-    "checkpoint": "`vitmods finetune --model WEIGHTS` starts from trained weights.",
+    **dict.fromkeys(WEIGHTS, "`vitmods finetune --model WEIGHTS` starts from trained weights."),
     "format": "Give --latex, --markdown, --bibtex or --methods, or a file by --out.",
 }
 """option that there is not, if the command lacks what it may mean -> what to do"""
@@ -115,12 +114,22 @@ def unknown_command(name: str, commands: Collection[str]) -> str:
     return f"The {kind} {name} does not exist. {hint} `vitmods --help` says more."
 
 
-def what_is(word: str) -> str:
-    """Say what the name of a folder is instead, and how to give it; empty for other words."""
-    name = re.split(r"[(+]", word)[0].lower()
-    if name in REGISTRY or any(name in change.short_forms for change in REGISTRY.values()):
-        return f"{word} is a change: write --arms {word}."
+def what_is(word: str, known: Collection[str]) -> str:
+    """Say what the name of a folder is instead, and how a command with these options takes it; empty for other
+    words."""
+    if _is_change(word):
+        option = _of_changes(known)
+        return f"{word} is a change: write --{option} {word}." if option else f"{word} is a change."
     return f"{word} is a task: write --task {word}." if word in TASK_PARTS else ""
+
+
+def _is_change(word: str) -> bool:
+    name = re.split(r"[(+]", word)[0].lower()
+    return name in REGISTRY or any(name in change.short_forms for change in REGISTRY.values())
+
+
+def _of_changes(known: Collection[str]) -> str:
+    return next((name for name in ("arms", "arm", "candidates") if name in known), "")
 
 
 def refusal(box: str, command: str, known: Collection[str]) -> str:
@@ -154,16 +163,16 @@ def refusal(box: str, command: str, known: Collection[str]) -> str:
 
 
 def _unknown_options(words: Sequence[str], command: str, known: Collection[str]) -> str:
+    """Say what to write instead of words that a command does not have."""
     options = [word for word in words if word.startswith("-") and not re.match(r"-[\d.]", word)]
     if not options:
-        arms = "arms" if "arms" in known else "arm"
-        if arms in known and all(map(what_is, words)):
-            return f"Changes follow --{arms}: write --{arms} {' '.join(words)}."
+        if (option := _of_changes(known)) and all(map(_is_change, words)):
+            return f"Changes follow --{option}: write --{option} {' '.join(words)}."
         more = " `vitmods recipe show NAME` shows one." if command == "recipes" else ""
         return f"{listing([repr(word) for word in words])} cannot stand alone: a value follows its option.{more}"
     hints = [_meant(option.partition("=")[0].lstrip("-"), known) for option in options]
     names = [option.partition("=")[0] for option in options]
-    return f"vitmods {command} does not have the option {listing(names)}. {' '.join(filter(None, hints))}".rstrip()
+    return f"There is no option {listing(names)}. {' '.join(filter(None, hints))}".rstrip()
 
 
 def _meant(typed: str, known: Collection[str]) -> str:
@@ -172,7 +181,7 @@ def _meant(typed: str, known: Collection[str]) -> str:
         names = meant.split("|")
         if meant := next((name for name in names if name.split()[0] in known), ""):
             return f"Did you mean --{meant}?"
-    if word in SENTENCES:
+    if word in SENTENCES and (word not in WEIGHTS or "epochs" in known):
         return SENTENCES[word]
     longer = [name for name in known if name.startswith(word)] if len(word) > 1 else []
     close = longer if len(longer) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=0.75)

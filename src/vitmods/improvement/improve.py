@@ -341,7 +341,10 @@ class _Request:
             return chosen, SCREEN_SEEDS
         say(self.options, f"How long trials may be, if all {len(chosen)} candidates are tried:")
         planned: Any = study.dry_run(
-            self.out / SCREEN, budget=_until(limit, _share(study) * limit.seconds), options=self.options
+            self.out / SCREEN,
+            budget=_until(limit, _share(study) * limit.seconds),
+            command=self.command,
+            options=self.options,
         )
         steps, count = min(planned.steps.values()), len(study.settings.every_arm) * SCREEN_SEEDS
         most = count * steps / LEARNING_STEPS  # trials that are long enough

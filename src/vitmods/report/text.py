@@ -322,8 +322,8 @@ def remarks_on_costs(costs: Iterable[tuple[str, ArmCost | None]]) -> list[str]:
         remarks.append(f"A training step compiled: {listing(compiled)}; above it is not.")
     if bound := [name for name, cost in measured if cost.host_bound]:
         remarks.append(
-            f"Training steps of {listing(bound)} are bound by the host, which takes longer to start their operations "
-            "than the GPU to do them: with larger batches or compiled, the ratio is another."
+            f"Training steps of {listing(bound)} are bound by the host, which takes about as long to start their "
+            "operations as the GPU to do them: with larger batches or compiled, the ratio is another."
         )
     return remarks
 

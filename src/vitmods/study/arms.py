@@ -130,7 +130,8 @@ PROMISING = "promising"
 
 def is_promising(arms: Any) -> bool:
     """Whether arms are the word for those that other studies found promising."""
-    return arms == PROMISING or (isinstance(arms, tuple) and arms == (PROMISING,))
+    alone = arms[0] if isinstance(arms, tuple | list) and len(arms) == 1 else arms
+    return isinstance(alone, str) and alone.strip() == PROMISING
 
 
 def table_of(arms: Any) -> LineUp | None:

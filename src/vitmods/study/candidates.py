@@ -1,9 +1,10 @@
 """Changes that are worth trying on a data set, by what earlier studies found on others.
 
 A study on another data set measures the effect of a change there, with a variance s^2, and the effect here differs from
-it with a variance t^2 that grows with how different the two are. Studies of one data set may share trials and share what
-is special about it: their mean, weighted by 1 / (s^2 + t^2), says no more than the one with the largest weight w. Before
-any study, effects are around zero with a standard deviation USUAL. So the effect to expect here is, over data sets,
+it with a variance t^2 that grows with how different the two are. Studies of one data set share what is special about
+it, and perhaps trials: their mean d, weighted by 1 / (s^2 + t^2), counts as much as the one with the largest weight w.
+Before any study, effects are around zero with a standard deviation USUAL. So the effect to expect here is, over data
+sets,
 
     sum w d / (1 / USUAL^2 + sum w).
 
@@ -56,7 +57,9 @@ class Candidate:
     @property
     def why(self) -> str:
         """`+4.1 points expected, from +6.9 on clothes (1 data set)`."""
-        return self.reason if self.expected is None else f"{signed(self.expected, 1)} points expected, from {self.reason}"
+        return (
+            self.reason if self.expected is None else f"{signed(self.expected, 1)} points expected, from {self.reason}"
+        )
 
 
 def promising(setting: Setting, known: Iterable[Mapping[str, Any]] | None = None) -> list[Candidate]:
@@ -66,11 +69,15 @@ def promising(setting: Setting, known: Iterable[Mapping[str, Any]] | None = None
         by_change.setdefault(one["change"], []).append(one)
     candidates = list[tuple[float, Candidate]]()
     for change, found in by_change.items():
-        sets = _by_set(found, setting)
-        expected = sum(w * mean for mean, w in sets.values()) / (USUAL**-2 + sum(w for _, w in sets.values()))
-        if expected > LEAST:
-            candidates.append((expected, Candidate(change, expected, _reason(sets))))
+        if (expected := expected_of(found, setting)) > LEAST:
+            candidates.append((expected, Candidate(change, expected, _reason(_by_set(found, setting)))))
     return [candidate for _, candidate in sorted(candidates, key=lambda pair: -pair[0])]
+
+
+def expected_of(found: Iterable[Mapping[str, Any]], setting: Setting) -> float:
+    """The effect to expect of a change, in points, by its effects elsewhere."""
+    sets = _by_set(found, setting).values()
+    return sum(w * mean for mean, w in sets) / (USUAL**-2 + sum(w for _, w in sets))
 
 
 def candidates_for(

@@ -157,7 +157,8 @@ def evidence(folders: str | Path | Iterable[str | Path]) -> Evidence:
         except UserError as error:
             if len(paths) == 1:
                 raise
-            left_out.append(f"{named(path)} cannot be read ({str(error).rstrip('.')})")
+            reason = str(error).partition(". ")[0].rstrip(".")  # without a remedy for its own command
+            left_out.append(f"{named(path)} cannot be read ({reason})")
             continue
         if not answer.complete:
             left_out.append(f"{named(path)} is not finished")
@@ -208,7 +209,7 @@ def _set_of(spec: str, study: Path) -> str:
     """The spec of a study's data set with its place: the same relative path in two projects names two sets."""
     kind, colon, rest = spec.rpartition(":")
     part = rest.partition("?")[0]
-    if address_of(study) or part in SOURCES:
+    if address_of(study) or (not colon and part in SOURCES):
         return spec
     parents = study.resolve().parents
     root = next((parent for parent in parents if (parent / part).exists()), None if colon else parents[0])

@@ -32,6 +32,7 @@ from vitmods.recipes.recipe import ModelSettings
 from vitmods.recipes.schedule import resolve_on
 from vitmods.study.arms import BASE, Arm, Function, base_function, functions_of, is_foreign
 from vitmods.study.bases import Base, activation_bytes, base_name, described, model_facts, record_of
+from vitmods.study.budget import slowdown
 from vitmods.study.cells import Cell, Trial
 from vitmods.study.checkpoints import Checkpoint, checkpoint_of
 from vitmods.study.defaults import SMALL_SET
@@ -69,6 +70,7 @@ MANY_TRIALS = 10**6  # above any number of workers
 MOST_ON_CLUSTER = 32  # Slurm jobs; Ray reports its own capacity
 MOST_ON_GPU = 4  # trials; more wait for each other
 BUSY = 0.9  # of the cores
+SLOWED = 1.1  # seconds of a CPU second
 FEW_ARMS = 4  # to which controls are proposed
 PHOTOGRAPH = 64
 TRAINED = {
@@ -437,7 +439,7 @@ def crowded(options: StudyOptions, threads: int) -> str:
     if threads == 1 or options.cluster.executor != "here" or resolve(options.device).type != "cpu":
         return ""
     load, there = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, cores()
-    if load < BUSY * there:
+    if load < BUSY * there or slowdown() < SLOWED:  # the load is also that of this run a minute ago, and of a host
         return ""
     return (
         f"This machine is at work already (a load of {load:.1f} on {plural(there, 'core')}), so the {threads} threads "

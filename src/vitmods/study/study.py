@@ -158,6 +158,11 @@ class Study:
         if isinstance(arms, tuple) and PROMISING in arms and len(arms) > 1:
             raise UserError(f"{PROMISING} chooses the arms of a study: give it alone, or name all arms.")
         if is_promising(arms):
+            if start is not None:
+                raise UserError(
+                    "The promising changes are those of new models: of trained weights name the arms, such as "
+                    "attention and head (--arms)."
+                )
             chosen_arms, known = self._promising(model, images)
         else:
             chosen_arms = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)
@@ -207,7 +212,7 @@ class Study:
         if not chosen:
             raise UserError("None of the promising changes suits this base: name what to compare (--arms).")
         reasons = "; ".join(f"{one.change}, {one.why}" for one in chosen)
-        self._notes += (f"note: Arms that our studies found promising for images and a base like these: {reasons}.",)
+        self._notes += (f"note: Arms that our studies found promising for new models like this one: {reasons}.",)
         return make_arms([one.change for one in chosen]), known
 
     def _but(self, **changes: Any) -> Study:
@@ -221,10 +226,11 @@ class Study:
         if "data" not in sweep:
             return {}
         alone = replace(settings, sweep={name: values for name, values in sweep.items() if name != "data"})
-        arms = self._arguments["arms"]
-        if is_promising(arms):  # those of the first data set, on all of them
-            arms = self._but(data=sweep["data"][0], settings=alone).settings.factors
-        studies = {name: self._but(data=name, settings=alone, arms=arms) for name in sweep["data"]}
+        arms, studies = self._arguments["arms"], dict[str, Study]()
+        for name in sweep["data"]:
+            studies[name] = self._but(data=name, settings=alone, arms=arms)
+            if is_promising(arms):  # those of the first data set, on all of them
+                arms = studies[name].settings.factors
         of_each = [study.settings for study in studies.values()]
         is_plain = all(each.is_plain and each.arms and not each.until_decided for each in of_each)
         if not is_plain or any(study._stages for study in studies.values()):
@@ -390,10 +396,10 @@ class Study:
     def confirm(
         self, out: str | Path, seeds: int | None = Design.usual_seeds, *, arm: str | None = None, **options: Any
     ) -> Answer:
-        """Train the best combination that a factorial study in `out` predicts against base, on fresh seeds, and on test
-        if that study was about val.
+        """Train the best combination that a factorial study in `out` predicts, or an arm of another study, against base
+        on fresh seeds, and on test if that study was about val.
 
-        It is another study, in a folder below `out`; the answer of the factorial one has its effect as the question
+        It is another study, in a folder below `out`; the answer of a factorial one has its effect as the question
         `confirmed`.
 
         Args:
@@ -403,8 +409,8 @@ class Study:
             options: those of `run`.
 
         Raises:
-            UserError: the study is not finished; without `arm` also where it is not factorial, or no change is
-                predicted to help.
+            UserError: the study does not have such an arm; without `arm`, it is not finished or not factorial, or no
+                change is predicted to help.
         """
         from vitmods.study.answer import Answer
         from vitmods.study.store import StudyFolder
@@ -412,6 +418,8 @@ class Study:
         if arm is None:
             self.settings.refuse("confirm")
         answer = Answer.load(out)
+        if arm not in (None, *(names := [one.name for one in self.settings.arms])):
+            raise UserError(f"The study does not have an arm {arm!r}. {nearest(arm or '', names)}")
         if arm is None and not answer.complete:
             raise UserError(f"{out} is not finished: run it first, so that the best combination is known.")
         if arm is None and not answer.headline.together:

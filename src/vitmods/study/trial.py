@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -62,14 +62,12 @@ class EvaluatedOnVal:
     eval_split = val_split = VAL
 
     def __init__(self, dataset: ImageDataset):
-        if VAL not in dataset.splits:
-            raise UserError(
-                "Without a val split nothing can be chosen. Make one from train with a val_fraction above 0 "
-                "(--val-fraction 0.2), or give a folder named val."
-            )
+        check_val(dataset)
         self._dataset = dataset
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of a copy that is not filled in yet
+            raise AttributeError(name)
         return getattr(self._dataset, name)
 
     def as_uint8(self) -> EvaluatedOnVal:
@@ -80,9 +78,23 @@ class EvaluatedOnVal:
         """For one of several processes."""
         return EvaluatedOnVal(self._dataset.for_process(rank, world_size))
 
+    def encoded(self, encode: Callable[[str], Any]) -> EvaluatedOnVal:
+        """With tokens in place of captions."""
+        pairs: Any = self._dataset
+        return EvaluatedOnVal(pairs.encoded(encode))
+
     def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]:
         assert split != "test", "a trial must not see test before the choice"
         return self._dataset.eval_batches(split, batch_size)
+
+
+def check_val(dataset: ImageDataset) -> None:
+    """Raise UserError for images without a split to choose on."""
+    if VAL not in dataset.splits:
+        raise UserError(
+            "Without a val split nothing can be chosen. Make one from train with a val_fraction above 0 "
+            "(--val-fraction 0.2), or give a folder named val."
+        )
 
 
 def answer_splits(settings: Settings, dataset: ImageDataset) -> tuple[str, ...]:
@@ -98,11 +110,8 @@ def check_images(settings: Settings, setting: Point, dataset: ImageDataset) -> N
     """UserError where the images of a setting lack a split that is needed, or do not allow a recipe or the metric's
     protocol."""
     splits, split = dataset.splits, dataset.eval_split
-    if settings.tune and VAL not in splits:
-        raise UserError(
-            "Without a val split nothing can be chosen. Make one from train with a val_fraction above 0 "
-            "(--val-fraction 0.2), or give a folder named val."
-        )
+    if settings.tune:
+        check_val(dataset)
     if settings.tune and split == VAL:
         raise UserError(
             "The test split is missing: what is chosen on val cannot be reported on val, where the chosen number is "

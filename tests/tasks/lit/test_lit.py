@@ -363,6 +363,9 @@ def test_a_study_starts_from_the_towers_of_another(tmp_path, folder):
         assert all(torch.equal(value, weights[0][name]) for name, value in weights[1].items())
     numbers = evaluate(tmp_path / "lit/trials/dpn/seed0", data=f"{folder}/classes", split="train")[0]
     assert 0 <= numbers["intervals"]["zero_shot"][0] <= numbers["metrics"]["zero_shot"]
+    chosen = study(seeds=1, answer_on="val").run(tmp_path / "val", options=how)
+    assert chosen.splits == ("val",)
+    assert chosen.base_mean is not None
     with pytest.raises(UserError, match="start from trained weights"):
         study("mu2/4", ["dpn"], start=None)
     for number, (options, message) in enumerate((

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -369,7 +370,8 @@ class Team:
         self.is_alive = False
         # One that others find gone may be about to end: on a busy machine the news of its connections come first.
         patience = ENDING_S if failure is not None and failure.startswith(PEER_ENDED) else 0.0
-        ended = [other.has_ended(patience) for other in self._unheard]
+        until = time.monotonic() + patience
+        ended = [other.has_ended(max(0.0, until - time.monotonic())) for other in self._unheard]
         stop([other for other in self.workers if other is not worker])
         for other, has_ended in zip(self._unheard, ended, strict=True):
             failure, has_answered = other.answer()

@@ -48,6 +48,10 @@ class Pairs(ImageDataset):
 
     encode: Callable[[list[str]], Tensor] | None = None
 
+    def encoded(self, encode: Callable[[list[str]], Tensor]) -> Self:
+        """With tokens in place of captions."""
+        return replace(self, encode=encode)
+
     @classmethod
     def of(cls, dataset: ImageDataset, prompts: tuple[str, ...]) -> Self:
         """With the prompts around names of classes, and captions of equal images."""
@@ -196,7 +200,7 @@ class Lit(Task):
     def training_data(self, model: nn.Module, dataset: Any) -> Any:
         """With tokens in place of captions."""
         assert isinstance(model, LitModel)
-        return replace(dataset, encode=model.text.encode)
+        return dataset.encoded(model.text.encode)
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss over the batch of all processes, whose targets are tokens; `text_r1` and `image_r1` among its
