@@ -5,6 +5,7 @@ from . import fast as fast
 from . import finetune as finetune
 from . import papers as papers
 from . import recipes as recipes
+from . import study as study
 from .adapters import replace_norms as replace_norms
 from .adapters.apply import apply as apply
 from .adapters.apply import verify as verify

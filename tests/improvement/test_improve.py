@@ -235,6 +235,12 @@ def test_candidates_that_were_dropped_for_the_time_are_not_missed_when_the_comma
     monkeypatch.setattr(module._Request, "_fitting", lambda self, chosen, limit, can_drop: (chosen[:2], 2))
     first, seeds = request.plan(None, ("hmlp",), True, module.ENDLESS)
     assert len(first) == seeds == 2
+    (tmp_path / "out/screen/trials").mkdir(parents=True)
+    others, _ = request.plan(("rms", "dpn"), (), False, module.ENDLESS)  # nothing is trained: it is planned anew
+    assert [one.change for one in others] == ["rms", "dpn"]
+    (tmp_path / "out/improve.json").unlink()
+    request.plan(None, ("hmlp",), True, module.ENDLESS)
+    (tmp_path / "out/screen/trials/metrics.jsonl").touch()
     assert request.plan(None, ("hmlp",), True, module.ENDLESS) == (first, 2)  # the same command
     assert request.plan(None, (), False, module.ENDLESS) == (first, 2)
     with pytest.raises(UserError, match=r"asked for with without \['hmlp'\], not \['rms'\]"):

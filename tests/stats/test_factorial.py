@@ -168,6 +168,22 @@ def test_a_run_that_failed_is_left_out_and_counted_for_its_changes():
     assert named["dpn"].failures == 1
 
 
+def test_a_change_whose_runs_all_fail_takes_no_other_with_it():
+    design, effects = plan_factorial(NAMES[:4]), {"dpn": 2.0, "rms": 1.0, "dtn": -1.0}
+    scores = scores_of(design, effects, noise=0.0)
+    bad = NAMES[3]
+    for run, words in design.arms.items():
+        if bad in words:
+            scores[run] |= dict.fromkeys(scores[run], math.nan)
+    study = points(scores, design)
+    assert study.best == ("dpn", "rms")
+    (other,) = [run for run, words in design.arms.items() if words == ("dpn",)] or [
+        next(run for run, words in design.arms.items() if "dpn" in words and bad not in words)
+    ]
+    scores[other][1] = math.nan
+    assert "dpn" not in points(scores, design).best
+
+
 def test_a_run_that_collapsed_has_failed():
     design = plan_factorial(NAMES[:3])
     scores = scores_of(design, {})

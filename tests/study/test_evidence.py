@@ -1,10 +1,12 @@
 """Several studies together: which effects count as one, and what they say of other data sets."""
 
+import itertools
 import json
 import shutil
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import vitmods as vm
@@ -60,6 +62,28 @@ def test_equal_images_are_one_data_set_whatever_they_are_called(runs, tmp_path):
     assert len(evidence(projects)["dpn"].sets) == 2, "one relative path in two projects"
     (tmp_path / "photos").mkdir()
     assert len(evidence(projects)["dpn"].sets) == 1, "and in one, whose images have grown"
+    copied("c/runs/x", spec="link", fingerprint="3" * 64)
+    for place, images in (("a", range(90)), ("b", range(90, 180)), ("c", range(60))):
+        contents = np.array(images, np.uint64)
+        np.savez(tmp_path / place / "runs/x/images.npz", names=contents, contents=contents)
+    for order in itertools.permutations([*projects, tmp_path / "c"]):
+        sets = evidence(order)["dpn"].sets  # what they share counts, not where they lie
+        assert {name: len(studies) for name, studies in sets.items()} == {"digits": 1, "digits (2)": 1}, "one is a copy"
+
+
+def test_what_a_study_confirmed_counts_instead_and_trained_weights_are_another_row(runs, tmp_path):
+    shutil.copytree(runs / "digits", tmp_path / "x/screen")
+    shutil.copytree(runs / "digits", fresh := tmp_path / "x/screen/confirm/dpn")
+    stored = json.loads((fresh / "study.json").read_text())
+    stored["settings"]["arms"] = {"dpn": stored["settings"]["arms"]["dpn"]}
+    (fresh / "study.json").write_text(json.dumps(stored))
+    found = evidence(tmp_path / "x")
+    assert [one.study for one in found["dpn"].sets["digits"]] == [str(fresh)]
+    assert [one.study for one in found["rms"].sets["digits"]] == [str(tmp_path / "x/screen")]
+    assert f"dpn in {tmp_path / 'x/screen'} is confirmed in it" in found.left_out
+    tuned = finding("digits", 1.0, 0.4, change="dpn, from trained weights")
+    assert {one.change for one in together([finding("digits", 1.0, 0.4), tuned]).changes} == {"dpn", tuned.change}
+    assert r"pi\|pe" in together([finding("pi|pe", 1.0, 0.4)]).to_markdown()
 
 
 def test_what_does_not_count_is_named(runs, tmp_path, refused, capsys):
@@ -86,7 +110,7 @@ def test_what_does_not_count_is_named(runs, tmp_path, refused, capsys):
     printed = capsys.readouterr()
     assert "tabular" in printed.out
     assert "damaged cannot be read" in printed.err
-    assert "study.json is damaged" in refused(f"evidence {tmp_path / 'damaged'}")
+    assert "json is damaged" in refused(f"evidence {tmp_path / 'damaged'}")
     with pytest.raises(KeyError, match="No study here has the change 'dnp'"):
         evidence(runs)["dnp"]
     with pytest.raises(UserError, match="Give folders of studies"):

@@ -36,7 +36,7 @@ from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE, Arm, is_promising, make_arms
 from vitmods.study.budget import ENDLESS, Budget, make_budget
-from vitmods.study.candidates import Candidate, candidates_for
+from vitmods.study.candidates import Candidate, candidates_for, why_unfit
 from vitmods.study.cells import ImageOptions
 from vitmods.study.choice import LEARNING_STEPS
 from vitmods.study.defaults import RecipeChoice
@@ -113,6 +113,12 @@ class Improvement(Printed):
         return (set(self.screen.headline.together) or {self.arm}) if self.arm else set()
 
     @property
+    def doubts(self) -> list[str]:
+        """What to know before acting on it, of all stages."""
+        answers = [self.screen, *filter(None, [self.confirmed])]
+        return list(dict.fromkeys(doubt for answer in answers for doubt in (*answer.warnings, *answer.doubts)))
+
+    @property
     def is_better(self) -> bool:
         """Whether the model is shown to be better than base."""
         return self.effect is not None and self.effect.verdict == Verdict.HELPS
@@ -126,14 +132,20 @@ class Improvement(Printed):
             more = "" if ended else " No trial fitted the budget: give a longer one."
             return f"The screen of the candidates is not finished: run the same command again to resume.{more}"
         if not self.has_learned:
+            remedy = "give more time (--budget, and --epochs if you set it) and another folder (--out)"
+            if self.screen.settings.get("start"):
+                return (
+                    f"Nothing is decided, for base ends below a linear probe of the weights it starts from: {remedy}."
+                )
             return (
-                "Nothing is decided, for base did not learn in trials as short as these: give more time (--budget, and "
-                "--epochs if you set it) and another folder (--out), or trained weights (--from)."
+                f"Nothing is decided, for base did not learn in trials as short as these: {remedy}, or trained weights "
+                "(--from)."
             )
         if not self.arm:
-            lost = [name for name, effect in self.screen.headline.effects.items() if effect.failures]
-            diverged = f" Trials with {listing(lost)} diverged." if lost else ""
-            return f"Base is kept: on val none of {plural(len(self.candidates), 'candidate')} looks better.{diverged}"
+            effects = self.screen.headline.effects.items()
+            lost = [name for name, effect in effects if effect.failures and not effect.gain > 0]
+            failed = f" Trials with {listing(lost)} failed." if lost else ""
+            return f"Base is kept: on val none of {plural(len(self.candidates), 'candidate')} looks better.{failed}"
         if self.effect is None or self.confirmed is None:
             return f"The best of the candidates, {self.arm}, is not confirmed yet: run the same command again."
         base, arm = self.confirmed.base_mean, self.confirmed.arms[0].mean
@@ -219,7 +231,8 @@ def improve(
         StudyFolder(out).check_place(data)
     data, images = _held_out(str(data), images)
     request = _Request(out, data, base, start, recipe, task, images, options, command)
-    chosen, seeds = request.plan(candidates, tuple(without), with_recipe, limit)
+    excluded = (without,) if isinstance(without, str) else tuple(without)
+    chosen, seeds = request.plan(candidates, excluded, with_recipe, limit)
     screen = request.screening(chosen, seeds)
     answer = _screen(screen, out / SCREEN, limit, options, command)
     found = Improvement(out, chosen, answer)
@@ -292,8 +305,14 @@ class _Request:
         named_ones = [given] if isinstance(given, str) else None if given is None else list(given)
         chosen_by = {"candidates": named_ones, "without": list(without), "with_recipe": with_recipe}
         asked = {"data": self.data, "base": self.base, "from": self.start and str(self.start), "task": self.task}
-        if (path := self.out / REQUEST).exists():
+        path, screen = self.out / REQUEST, StudyFolder(self.out / SCREEN)
+        if path.exists() and any(screen.path.glob("trials/**/*.*")):
             return self._as_before(read_object(path), asked, chosen_by)
+        if screen.facts() is not None:  # of a budget that no trial fitted
+            with screen.lock():
+                screen.settings_file.unlink()
+        if named_ones is not None and (without or with_recipe):
+            raise UserError("candidates names all that is tried: leave out without and with_recipe.")
         left_out = [_arm_of(short) for short in without if short not in FIELDS]
         chosen = [Candidate(short, None, "you named it") for short in named_ones or ()]
         if named_ones is None:
@@ -368,7 +387,11 @@ class _Request:
             ways = [Candidate(way, None, why) for way, why in ADAPTING.items()]
             has_peft = importlib.util.find_spec("peft") is not None
             ways = [one for one in ways if has_peft or "lora" not in one.change]
-            chosen = [one for one in ways if _arm_of(one.change) not in without]
+            ways = [one for one in ways if _arm_of(one.change) not in without]
+            unfit = {one.change: reason for one in ways if (reason := why_unfit(cell, one))}
+            chosen = [one for one in ways if one.change not in unfit]
+            for change, reason in unfit.items():
+                say(self.options, f"Not tried: {change} ({reason.rstrip('.')}).")
         else:
             changes = [arm.short for arm in without if isinstance(arm, Arm)]
             chosen, refused = candidates_for(cell, study.training_images, MOST_CANDIDATES, changes, seconds=1)
@@ -423,7 +446,7 @@ def _held_out(data: str, images: ImageOptions) -> tuple[str, ImageOptions]:
 def _screen(study: Study, out: Path, limit: Budget, options: StudyOptions, command: str | None) -> Answer:
     """Train the screen in its part of the time, with fewer seeds if trials are slower than expected; if it lasts for
     one alone, in all that the confirmation leaves. What was chosen by it stays."""
-    if StudyFolder(out).has_confirmation:
+    if StudyFolder(out).confirmations:
         return Answer.load(out)
     how: dict[str, Any] = {"command": command, "options": replace(options, cost_seconds=0)}
     part = replace(_until(limit, _share(study) * (limit.seconds or 0)), may_drop_seeds=limit.seconds is not None)

@@ -139,6 +139,9 @@ def _caption(answer: Answer, question: Question, titles: Container[str]) -> list
     """Say in sentences what the columns are."""
     metric, unit = answer.metric, text.points(answer.metric)
     sentences = [f"{listing(answer.bases)} on {answer.data['name']}{f': {question.title}' if question.title else ''}."]
+    if not answer.complete:
+        ended = sum(trial.ended for trial in answer.trials)
+        sentences.append(f"Not finished: {ended} of {plural(len(answer.trials), 'trial')} have ended.")
     if "score" in titles:
         spread = text.base_spread(answer)
         spread = f"; {answer.base.name}: {spread}" if spread else ""

@@ -145,7 +145,9 @@ def factorial(table: Table, design: FactorialRuns, criteria: Criteria) -> Factor
     if not gains.has_learned:
         effects, pairs = ({name: effect.withheld() for name, effect in named.items()} for named in (effects, pairs))
     acting = [name for name, pair in pairs.items() if pair.verdict in (Verdict.HELPS, Verdict.HURTS)]
-    best = list(design.arms.values())[int(run_means.argmax())] if acting else _best_signs(design, effects)
+    best = (
+        list(design.arms.values())[int(run_means.argmax())] if acting else _best_signs(design, effects, counts[0] > 0)
+    )
     failed_runs = gains.notes("runs", "runs with failed trials are left out, which assumes that changes add up")
     notes = [*failed_runs, *design.warnings]
     if acting:
@@ -185,10 +187,17 @@ def looks(most: int) -> tuple[int, ...]:
     return sequential.looks(most, LOOK_SEEDS, "factorial study")
 
 
-def _best_signs(design: FactorialRuns, effects: Mapping[str, Effect]) -> tuple[str, ...]:
-    """The possible combination with the largest sum of gains; no change in a run that failed, or without a verdict."""
-    sound = (effect for effect in effects.values() if not effect.failures and effect.verdict != Verdict.WITHHELD)
-    gains = {effect.arm: effect.gain for effect in sound}
+def _best_signs(design: FactorialRuns, effects: Mapping[str, Effect], failed: Mask) -> tuple[str, ...]:
+    """The possible combination with the largest sum of gains; no change without a verdict, or in a run that failed
+    without one of those changes whose runs all failed."""
+    to_blame = np.array([bool(failed[on].all()) for on in design.on.T])
+    others = failed & ~design.on[:, to_blame].any(1)
+    sound = ~to_blame & ~design.on[others].any(0)
+    gains = {
+        name: effects[name].gain
+        for name, is_sound in zip(design.changes, sound, strict=True)
+        if is_sound and effects[name].verdict != Verdict.WITHHELD
+    }
     good = [name for name, gain in gains.items() if gain > 0]
     rows = [row for size in range(len(good) + 1) for row in combinations(good, size)]
     possible = [row for row in rows if not any(set(pair) <= set(row) for pair in design.conflicts)]

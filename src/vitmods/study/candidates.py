@@ -98,14 +98,14 @@ def candidates_for(
         excludes = _excluded_by(candidate, [*chosen, *second])
         if excludes and (len(excludes) > 1 or len(second) == seconds):
             refused.append(f"{candidate.change}, beside {listing(excludes)}")
-        elif reason := _unfit(cell, candidate):
+        elif reason := why_unfit(cell, candidate):
             refused.append(f"{candidate.change}, which base does not take ({reason.rstrip('.')})")
         else:
             (second if excludes else chosen).append(candidate)
     return [*chosen, *second], refused
 
 
-def _unfit(cell: Cell, candidate: Candidate) -> str:
+def why_unfit(cell: Cell, candidate: Candidate) -> str:
     """Say why base does not take a candidate; empty: it does."""
     try:
         _build(replace(cell, arm=make_arms([candidate.change])[0]))

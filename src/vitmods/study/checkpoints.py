@@ -79,7 +79,7 @@ def arms_in(source: str) -> dict[str, Arm]:
         UserError: none of them is base.
     """
     folder = Path(source)
-    if not folder.is_dir() or is_checkpoint(folder):
+    if not folder.is_dir() or is_checkpoint(folder) or (folder / "result.json").is_file():
         return {}
     study = StudyFolder(folder)
     if facts := study.facts():

@@ -8,16 +8,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vitmods.data.sources import SOURCES
 from vitmods.stats.across import ENOUGH_SETS, OtherSets, across_studies, other_sets
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE, Arm
+from vitmods.study.store import StudyFolder
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.latex import tabular
 from vitmods.util.text import Printed, listing, plural
+
+SHARED = 0.1  # of the images of the smaller of two studies, if they are of one data set
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ class Evidence(Printed):
     def to_markdown(self) -> str:
         """A pipe table."""
         rows = [_COLUMNS, ("---",) * len(_COLUMNS), *self._rows("**{}**", "{}")]
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+        return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |" for cells in rows)
 
     def to_latex(self) -> str:
         """A `tabular` for a paper."""
@@ -141,6 +147,7 @@ def evidence(folders: str | Path | Iterable[str | Path]) -> Evidence:
 
     Studies of one data set may share trials, so they count as one effect. With three data sets or more, the mean has an
     interval for data sets like these (`vitmods.stats.across`). Effects are arm minus base, in the unit of the metric.
+    What a study has chosen and confirmed on fresh seeds counts as confirmed.
 
     Raises:
         UserError: a folder without a study, or no finished study with an interval; studies that cannot be read are left
@@ -148,15 +155,12 @@ def evidence(folders: str | Path | Iterable[str | Path]) -> Evidence:
     """
     given = [folders] if isinstance(folders, str | Path) else list(folders)
     findings: list[Finding] = []
-    names: dict[str, str] = {}
     left_out: list[str] = []
-    paths = list(dict.fromkeys(path for folder in given for path in _studies(folder)))
-    for path in paths:
+    answers: dict[Path, Answer] = {}
+    for path in dict.fromkeys(path for folder in given for path in _studies(folder)):
         try:
             answer = Answer.load(path)
         except UserError as error:
-            if len(paths) == 1:
-                raise
             reason = str(error).partition(". ")[0].rstrip(".")  # without a remedy for its own command
             left_out.append(f"{named(path)} cannot be read ({reason})")
             continue
@@ -165,14 +169,19 @@ def evidence(folders: str | Path | Iterable[str | Path]) -> Evidence:
             continue
         if not answer.headline.effects:
             left_out.append(f"{named(path)} has base alone")
-        data = _name_of(answer.data, _set_of(str(answer.data["spec"]), path), names)
-        texts = {name: text for name, (_, text) in answer.headline.shown_by.items()}
+        answers[path] = answer
+    confirmed = {(path.parents[1], name) for path, answer in answers.items() for name in answer.headline.effects}
+    for path, data in _names_of_sets(answers).items():
+        answer = answers[path]
         for name, effect in answer.headline.effects.items():
-            if math.isnan(effect.interval[0]) or effect.verdict == Verdict.WITHHELD or effect.provisional:
-                left_out.append(f"{name} in {named(path)} has no verdict")
+            if why := "is confirmed in it" if (path, name) in confirmed else _why_not(effect):
+                left_out.append(f"{name} in {named(path)} {why}")
                 continue
-            change = texts.get(name) or Arm.from_identity(name, answer.settings["arms"][name]).text or BASE
-            one = _finding(path, change, data, answer, effect)
+            try:
+                one = _finding(path, name, data, answer, effect)
+            except (KeyError, TypeError, ValueError) as error:
+                left_out.append(f"{name} in {named(path)} cannot be read ({error!r})")
+                continue
             if copy := next((other for other in findings if replace(other, study=one.study) == one), None):
                 left_out.append(f"{name} in {named(path)} repeats {named(Path(copy.study))}")
             else:
@@ -194,15 +203,25 @@ def together(findings: Iterable[Finding], left_out: Iterable[str] = ()) -> Evide
 
 
 def _studies(folder: str | Path) -> list[Path]:
-    """The folder, if it is a study's or an address, or the studies below it."""
+    """The folder, if it is a study's or an address, or the studies below it, with what they have confirmed."""
     path = place(folder)
-    if address_of(path) or (path / "study.json").is_file():
+    if address_of(path):
         return [path]
-    found = sorted(path.parent for depth in ("*", "*/*") for path in Path(folder).glob(f"{depth}/study.json"))
+    found = [path] if (path / "study.json").is_file() else []
+    found = found or sorted(each.parent for depth in ("*", "*/*") for each in path.glob(f"{depth}/study.json"))
     if not found:
         why = "has no study, and neither have the folders in it" if path.is_dir() else "is not a folder"
         raise UserError(f"{named(Path(folder))} {why}. Give what --out named.")
-    return found
+    return [each for study in found for each in (study, *StudyFolder(study).confirmations)]
+
+
+def _why_not(effect: Effect) -> str:
+    """Why an effect does not count; empty where it does."""
+    if effect.verdict == Verdict.WITHHELD:
+        return "has no verdict"
+    if effect.provisional:
+        return "is provisional"
+    return "has too few seeds for an interval" if math.isnan(effect.interval[0]) else ""
 
 
 def _set_of(spec: str, study: Path) -> str:
@@ -216,18 +235,41 @@ def _set_of(spec: str, study: Path) -> str:
     return spec if root is None else f"{kind}{colon}{root / rest}"
 
 
-def _name_of(data: Mapping[str, Any], spec: str, names: dict[str, str]) -> str:
-    """The name of a data set. Equal images are one set, whatever it is called; another one of a name has a number."""
-    images = str(data["fingerprint"])
-    known = names.get(f"spec {spec}") or names.get(f"images {images}")
-    if known is None:
-        alike = sum(name == data["name"] or name.startswith(f"{data['name']} (") for name in set(names.values()))
-        known = f"{data['name']} ({alike + 1})" if alike else str(data["name"])
-    names |= {f"spec {spec}": known, f"images {images}": known}
-    return known
+def _names_of_sets(answers: Mapping[Path, Answer]) -> dict[Path, str]:
+    """Name the data set of each study, whatever the order of the studies. Studies that share images are of one set,
+    wherever they lie and however they are cut; where the images of one are not known, those of one place are. Another
+    set of a name has a number."""
+    sets: list[tuple[dict[Path, str], dict[str, NDArray[Any] | None]]] = []  # place by study, images by fingerprint
+    for path in sorted(answers):
+        data, images = answers[path].data, StudyFolder(path).images.read()
+        studies = {path: _set_of(str(data["spec"]), path)}
+        contents = {str(data["fingerprint"]): None if images is None else images["contents"]}
+        for one in [one for one in sets if _is_one_set(one, (studies, contents))]:
+            sets.remove(one)
+            studies, contents = studies | one[0], contents | one[1]
+        sets.append((studies, contents))
+    names, counts = dict[Path, str](), dict[str, int]()
+    for studies, _ in sorted(sets, key=lambda one: min(one[0])):
+        name = str(answers[min(studies)].data["name"])
+        counts[name] = counts.get(name, 0) + 1
+        names |= dict.fromkeys(studies, f"{name} ({counts[name]})" if counts[name] > 1 else name)
+    return {path: names[path] for path in answers}
 
 
-def _finding(path: Path, change: str, data: str, answer: Answer, effect: Effect) -> Finding:
+def _is_one_set(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    (places, images), (other_places, others) = one, other
+    if not images.keys().isdisjoint(others):
+        return True
+    known = [(a, b) for a in images.values() for b in others.values() if a is not None and b is not None]
+    if not known:
+        return not set(places.values()).isdisjoint(other_places.values())
+    return any(np.isin(a, b).sum() > SHARED * min(len(a), len(b)) for a, b in known)
+
+
+def _finding(path: Path, name: str, data: str, answer: Answer, effect: Effect) -> Finding:
+    shown_by = answer.headline.shown_by.get(name)
+    change = (shown_by and shown_by[1]) or Arm.from_identity(name, answer.settings["arms"][name]).text or BASE
+    change += ", from trained weights" * bool(answer.settings.get("start"))
     bases = answer.settings.get("sweep", {}).get("base") or [answer.settings["base"]]
     return Finding(
         change, answer.metric.title, effect.shown_unit, effect.higher_is_better, effect.margin, str(path), data,

@@ -346,9 +346,9 @@ class StudyFolder:
         return self.path.joinpath("trials", setting, slug(trial.arm.name), point, f"seed{trial.seed}")
 
     @property
-    def has_confirmation(self) -> bool:
-        """Whether something that this study chose is being confirmed."""
-        return any(self.path.glob("confirm/*/study.json"))
+    def confirmations(self) -> list[Path]:
+        """The folders of the studies that confirm what this one chose."""
+        return sorted(file.parent for file in self.path.glob("confirm/*/study.json"))
 
     def confirmation(self, arm: str) -> StudyFolder:
         """The folder of the study that trains the best combination of a factorial one on fresh seeds."""

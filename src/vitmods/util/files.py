@@ -170,9 +170,9 @@ def check_weights_kept(folder: Path) -> None:
         return
     if ended and not (folder / "model.safetensors").exists():
         raise UserError(
-            f"The weights of {folder} are not there any more: its study was run with --keep-weights best or none, or "
-            "they were left behind when the folder was copied. Name a trial of the arm that has model.safetensors, or "
-            "train again in another folder with --keep-weights all."
+            f"The weights of {folder} are not there: its study was run with --keep-weights best or none, or took its "
+            "scores from another one (reused.json names it), or they were left behind when the folder was copied. Name "
+            "a trial of the arm that has model.safetensors, or train again in another folder with --keep-weights all."
         )
 
 
