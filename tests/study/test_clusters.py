@@ -16,7 +16,7 @@ import vitmods as vm
 from vitmods.study.budget import Budget
 from vitmods.study.cells import Trial
 from vitmods.study.executors import ClusterOptions, StudyOptions
-from vitmods.study.executors.clusters import RayCluster, RayWorker, Run, Slurm, SlurmJob
+from vitmods.study.executors.clusters import RayCluster, RayWorker, Run, SlurmJob
 from vitmods.study.executors.processes import LocalProcesses, Template
 from vitmods.study.store import StudyFolder
 from vitmods.train import RunOptions
@@ -131,9 +131,10 @@ def test_jobs_are_the_study_in_one_process(hostile, alone, tmp_path, monkeypatch
         return subprocess.Popen([command[0], "-P", *command[1:]], **how)
 
     monkeypatch.setattr("submitit.local.local.subprocess", SimpleNamespace(Popen=controller))
-    monkeypatch.setattr("vitmods.study.run.Slurm", lambda *given: Slurm(*given, cluster="local"))
     arms = None if devices == 2 else ["dpn"]
-    study(arms=arms).run(tmp_path, workers=2, cluster=ClusterOptions("slurm"), devices_per_trial=devices, **QUIET)
+    study(arms=arms).run(
+        tmp_path, workers=2, cluster=ClusterOptions("slurm", "local"), devices_per_trial=devices, **QUIET
+    )
     if devices == 2:
         check_equal_up_to_rounding(tmp_path, alone)
     else:

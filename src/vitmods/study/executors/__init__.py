@@ -30,7 +30,8 @@ class ClusterOptions:
     executor: Literal["here", "ray", "slurm"] = "here"
     """this machine, a Ray cluster, or Slurm jobs; all machines must see the study and the images at the same paths"""
     address: str | None = None
-    """address of the Ray cluster, or auto for the one of this machine; None: start a cluster on this machine"""
+    """address of the Ray cluster, or auto for the one of this machine; None: start a cluster on this machine. local, of
+    slurm: run its jobs here without Slurm, to try it out"""
     cpus_per_trial: int = 1
     """cores per process of a trial on a cluster; also its number of threads"""
     memory_per_trial: float | None = None
@@ -45,7 +46,7 @@ class ClusterOptions:
         unused = {
             "here": ("address", "cpus_per_trial", "memory_per_trial", "job_minutes"),
             "ray": ("job_minutes",),
-            "slurm": ("address",),
+            "slurm": ("address",) if self.address != "local" else (),
         }[self.executor]
         for name in unused:
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from contextlib import chdir, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from vitmods.study.cells import Trial
 from vitmods.study.executors import StudyOptions, WorkSource
@@ -288,14 +288,12 @@ class SlurmJob:
 class Slurm:
     """Runs as many jobs at a time as Slurm allows. The study's folder and the images must be on a shared disk.
 
-    processes: how a worker is started. at_once: trials, of which several may share a job. cluster "local" runs the jobs
-    here, without Slurm, to try it out.
+    processes: how a worker is started. at_once: trials, of which several may share a job.
     """
 
     processes: LocalProcesses
     options: StudyOptions
     at_once: int = 32
-    cluster: Literal["slurm", "local"] = "slurm"
 
     def run(self, source: WorkSource) -> None:
         processes = replace(self.processes, threads=self.options.cluster.cpus_per_trial)
@@ -346,8 +344,9 @@ class Slurm:
             raise UserError(f"A job saves its state {_SAVE_S // 60} minutes before its end: give it 6 minutes or more.")
         with requires("The executor slurm needs submitit", "slurm"):
             import submitit
+        cluster = needs.address or "slurm"
         # -P, as for workers: modules in the current folder are not imported.
-        options: dict[str, Any] = {f"{self.cluster}_python": f"{shlex.quote(sys.executable)} -P"}
+        options: dict[str, Any] = {f"{cluster}_python": f"{shlex.quote(sys.executable)} -P"}
         limits: dict[str, Any] = {
             "timeout_min": needs.job_minutes,
             "tasks_per_node": count,
@@ -358,12 +357,12 @@ class Slurm:
             limits["gpus_per_node"] = math.ceil(self.options.gpus)
         if needs.memory_per_trial:
             limits["mem_gb"] = count * share * needs.memory_per_trial
-        if self.cluster == "slurm":
+        if cluster == "slurm":
             options["slurm_max_num_timeout"] = _REQUEUED
             limits |= {"slurm_array_parallelism": self.at_once, "slurm_signal_delay_s": _SAVE_S}
         try:
             folder = Path(self.processes.folder.logs) / "slurm"
-            executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, **options)
+            executor = submitit.AutoExecutor(folder=folder, cluster=cluster, **options)
         except RuntimeError as error:
             raise UserError(f"Slurm is missing here ({error}): run this where `sbatch` exists.") from error
         executor.update_parameters(**limits)
