@@ -13,10 +13,12 @@ import pytest
 import vitmods as vm
 from vitmods.cli import main
 from vitmods.improvement import improve as module
+from vitmods.improvement.improve import length_of
 from vitmods.recipes import plain
 from vitmods.report.hub import from_pretrained
 from vitmods.study import Answer, ImageOptions, Study
 from vitmods.study.candidates import BETWEEN_SETS, LEAST, USUAL, Setting, expected_of, known_effects, promising
+from vitmods.study.defaults import RecipeChoice
 from vitmods.study.schedule import TrialSchedule
 from vitmods.study.study import FRESH
 from vitmods.util.errors import UserError
@@ -191,6 +193,32 @@ def test_a_screen_whose_time_is_over_early_has_fewer_seeds_and_its_choice_stays(
     again = run(tmp_path / "out", budget="59m")
     assert again.headline == found.headline
     assert sorted((tmp_path / "out").glob("**/result.json")) == trials
+
+
+def test_the_confirmation_is_as_long_as_fits_unless_the_length_was_given(tmp_path, monkeypatch):
+    class Chosen(Exception):
+        pass
+
+    def choose(rungs, *_):
+        raise Chosen(rungs)
+
+    study = Study("mu1/4", ["rms"], "digits", None, 1, limit_train=64, img_size=8)
+    full = study.settings.recipe.epochs
+    study.settings = study.settings.with_recipe(epochs=1)  # as a budget chose it
+    study.run(tmp_path, **HOW)
+    monkeypatch.setattr("vitmods.study.choice.choose", choose)
+    for given, epochs in ((None, full), (RecipeChoice("small_data", {"epochs": 1}), None)):
+        again = Study("mu1/4", ["rms"], "digits", given, 1, limit_train=64, img_size=8)
+        longer = {"arm": "rms", "longer": True, "budget": module.Budget(seconds=60.0, seeds_follow=True)}
+        if epochs is None:
+            assert length_of(again.confirm(tmp_path, 1, **longer, **HOW)) == "1 epoch"
+            continue
+        with pytest.raises(Chosen) as caught:
+            again.confirm(tmp_path, 1, **longer, **HOW)
+        (rung,) = caught.value.args[0]
+        assert rung.settings.recipe.epochs == epochs > 1
+        assert rung.settings.seeds == (FRESH,)
+        assert not rung.settings.open & {"base", "img_size", "lr"}
 
 
 def test_base_is_kept_and_written_where_nothing_looks_better(tmp_path):

@@ -14,7 +14,6 @@ been chosen. With a choice on the images of the confirmation it would not (bench
 from __future__ import annotations
 
 import importlib.util
-import math
 import shlex
 import shutil
 import time
@@ -38,10 +37,10 @@ from vitmods.study.arms import BASE, Arm, is_promising, make_arms
 from vitmods.study.budget import ENDLESS, Budget, make_budget
 from vitmods.study.candidates import Candidate, candidates_for, why_unfit
 from vitmods.study.cells import ImageOptions
-from vitmods.study.choice import LEARNING_STEPS
+from vitmods.study.choice import LEARNING_STEPS, LEAST_BYTES
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
-from vitmods.study.prepare import say
+from vitmods.study.prepare import say, workers_for
 from vitmods.study.retrain import Retrained, retrain_study
 from vitmods.study.store import IMAGES_FILE, StudyFolder, read_object
 from vitmods.study.study import USUAL_IMAGES, USUAL_OPTIONS, Study, override
@@ -153,7 +152,7 @@ class Improvement(Printed):
         low, high = (signed(end, self.effect.digits) for end in self.effect.interval)
         number = f"{signed(self.effect.effect, self.effect.digits)} [{low}, {high}]"
         found = f"{number} {self.effect.shown_unit} of {metric.title}{scores}"
-        seeds = f"on {self.effect.n} fresh seeds and images that no choice has seen"
+        seeds = f"on {self.effect.n} fresh seeds and images that no choice has seen, after {length_of(self.confirmed)}"
         if self.is_better:
             return f"{self.arm} is better than base: {found}, {seeds}."
         return f"Base is kept: {self.arm} is not shown to be better ({found}, {seeds})."
@@ -243,13 +242,13 @@ def improve(
         path, name = answer.path, BASE
     else:
         say(options, f"Confirming {arm.name} against base, on fresh seeds and on test.")
-        left = _until(limit, limit.left_s - _last_training_s(answer, limit))
-        how: dict[str, Any] = {"budget": left, "command": command, "options": options}
+        left = replace(_until(limit, _confirming_s(answer, limit, options)), seeds_follow=limit.seconds is not None)
+        how: dict[str, Any] = {"budget": left, "longer": True, "command": command, "options": options}
         if not answer.headline.together:
             how["arm"] = arm.name
         begun = StudyFolder(out / SCREEN).confirmation(arm.name).facts() is not None
         try:
-            confirmed = screen.confirm(out / SCREEN, CONFIRM_SEEDS if left.seconds is None else None, **how)
+            confirmed = screen.confirm(out / SCREEN, CONFIRM_SEEDS, **how)
         except UserError as error:
             if begun or left.seconds is None:
                 raise
@@ -449,11 +448,12 @@ def _screen(study: Study, out: Path, limit: Budget, options: StudyOptions, comma
     if StudyFolder(out).confirmations:
         return Answer.load(out)
     how: dict[str, Any] = {"command": command, "options": replace(options, cost_seconds=0)}
-    part = replace(_until(limit, _share(study) * (limit.seconds or 0)), may_drop_seeds=limit.seconds is not None)
+    can_follow = limit.seconds is not None and not study.settings.until_decided
+    part = replace(_until(limit, _share(study) * (limit.seconds or 0)), seeds_follow=can_follow)
     answer = study.run(out, budget=part, **how)
     spare_s = limit.left_s - (CONFIRMED + 0.1) * (limit.seconds or 0)
     if not is_enough(answer) and not answer.failed and limit.seconds is not None and spare_s > 0:
-        answer = study.run(out, budget=replace(_until(limit, spare_s), may_drop_seeds=True), **how)
+        answer = study.run(out, budget=replace(_until(limit, spare_s), seeds_follow=can_follow), **how)
     return answer
 
 
@@ -474,12 +474,13 @@ def _until(limit: Budget, seconds: float) -> Budget:
     return ENDLESS if limit.seconds is None else Budget(seconds=max(seconds, 1.0), began=time.monotonic())
 
 
-def _last_training_s(answer: Answer, limit: Budget) -> float:
-    """Seconds that a training on all images may take, by the slowest trials so far; at most a fifth of the time."""
+def _confirming_s(answer: Answer, limit: Budget, options: StudyOptions) -> float:
+    """Seconds for the confirmation: what is left, but for a training on all images that is as long as its trials."""
     sizes = {name: split["count"] for name, split in answer.data["splits"].items()}
-    walls = [trial.wall_s for trial in answer.trials if trial.wall_s]
-    expected_s = SLOWER * max(walls, default=0.0) * sum(sizes.values()) / max(1, sizes["train"])
-    return min(expected_s, 0.2 * (limit.seconds or math.inf))
+    last = SLOWER * sum(sizes.values()) / max(1, sizes["train"])  # trainings
+    trials = 2 * CONFIRM_SEEDS
+    each = trials / workers_for(options, trials, LEAST_BYTES)
+    return limit.left_s * each / (each + last)
 
 
 def best_of(answer: Answer, study: Study) -> Arm | None:
@@ -498,6 +499,12 @@ def _write(trained: Retrained, study: Path, out: Path) -> Path:
     return folder
 
 
+def length_of(answer: Answer) -> str:
+    """`12 epochs`: how long its trials are."""
+    recipe = answer.settings["recipe"]
+    return plural(recipe["steps"], "step") if recipe["steps"] else plural(recipe["epochs"], "epoch")
+
+
 def write_page(found: Improvement) -> Path:
     """Write report.html in the folder of an improvement; returns its path."""
     answer = found.confirmed or found.screen
@@ -508,6 +515,7 @@ def write_page(found: Improvement) -> Path:
         confirmed_plot=_plots(confirmed, inline) if confirmed else (),
         screened_plot=_plots(found.screen, inline) if is_enough(found.screen) else (),
         trials=sum(trial.ended for _, study in _studies(found) for trial in study.trials),
+        length=length_of(found.screen),
         pages=[(title, _beside(found, study)) for title, study in _studies(found)],
         tried=[(one, {arm.name for arm in make_arms([one.change])} <= found.chosen) for one in found.candidates],
         commands=_commands(found), command=found.screen.command,

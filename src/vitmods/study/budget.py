@@ -18,7 +18,7 @@ class Budget:
     """How much one run may take; None: no end. No trial begins that is expected to end later than `seconds + over_s`.
 
     over_s:  how much later the last seed may end, if the run would otherwise end even earlier
-    may_drop_seeds: whether the study ends with fewer seeds than were given, two or more, where its time is over
+    seeds_follow: whether the study ends with fewer or more seeds than were given, as its time allows
     began:   when the run did, on the monotonic clock
     timings: seconds that each measurement of steps took
     """
@@ -26,7 +26,7 @@ class Budget:
     seconds: float | None = None
     trials: int | None = None
     over_s: float = 0.0
-    may_drop_seeds: bool = False
+    seeds_follow: bool = False
     began: float = field(default_factory=time.monotonic, compare=False)
     timings: list[float] = field(default_factory=list, compare=False)
 

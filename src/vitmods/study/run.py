@@ -323,11 +323,10 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
 
 
 def settle_seeds(settings: Settings, budget: Budget) -> Settings:
-    """Settle the number of seeds; where a time budget has chosen it, up to twice as many are spare, and the time that
-    trials take decides."""
-    if settings.is_settled:
-        may_drop = budget.may_drop_seeds and not settings.until_decided
-        return settings.with_seeds(settings.seeds, len(settings.seeds)) if may_drop else settings
+    """Settle the number of seeds; where a time budget has chosen it, or `seeds_follow` it, up to twice as many are
+    spare, and the time that trials take decides."""
+    if settings.is_settled and not budget.seeds_follow:
+        return settings
     count, spare = len(settings.seeds), 0
     if budget.seconds is not None and not (settings.until_decided or settings.tune):
         spare = max(count, min(2 * count, MOST_SEEDS)) if settings.design.adds_seeds else count

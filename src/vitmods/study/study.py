@@ -394,7 +394,13 @@ class Study:
         return run_over_data(self._by_data, Path(out), self._of_stages(None, options, overrides), command)
 
     def confirm(
-        self, out: str | Path, seeds: int | None = Design.usual_seeds, *, arm: str | None = None, **options: Any
+        self,
+        out: str | Path,
+        seeds: int | None = Design.usual_seeds,
+        *,
+        arm: str | None = None,
+        longer: bool = False,
+        **options: Any,
     ) -> Answer:
         """Train the best combination that a factorial study in `out` predicts, or an arm of another study, against base
         on fresh seeds, and on test if that study was about val.
@@ -406,6 +412,7 @@ class Study:
             out: the study's folder.
             seeds: how many; None: as many as fit the budget.
             arm: of a study of arms, which one; None: the combination.
+            longer: whether trainings are as long as fits the budget, if their length was not given.
             options: those of `run`.
 
         Raises:
@@ -426,6 +433,11 @@ class Study:
             raise UserError("No change is predicted to help: a combination to confirm does not exist.")
         settings = self.settings.continuing(StudyFolder(out).known_facts().settings)
         chosen = settings.arm(arm) if arm else settings.design.combination(answer.headline.together)
+        opened = frozenset() if seeds else frozenset({"seeds"})  # all else is as in the study that is confirmed
+        if longer:
+            lengths, recipe = {"epochs", "steps", *WARMUPS}, self.settings.recipe.settings()
+            opened |= self.settings.open & lengths
+            settings = settings.with_recipe(**{name: recipe[name] for name in lengths if "epochs" in opened})
         fixed = {**settings.fixed, "answer_on": "test"} if settings.fixed.get("answer_on") else settings.fixed
         study = copy(self)
         study._notes = ()
@@ -438,7 +450,7 @@ class Study:
             runs=None,
             spare=0,
             seeds=make_seeds(range(FRESH, FRESH + (seeds or Design.usual_seeds))),
-            open=frozenset() if seeds else frozenset({"seeds"}),  # all else is as in the study that is confirmed
+            open=opened,
         )
         return study.run(StudyFolder(out).confirmation(chosen.name).path, **options)
 
@@ -560,6 +572,8 @@ class Study:
         count, pixels = self._defaults.images, self._defaults.side
         from vitmods.tasks.base import TASKS
 
+        if self.settings.open.isdisjoint({"base", "img_size"}):
+            return [Rung(self.settings, self._recipe_note, count, pixels)]
         rungs: list[tuple[Any, Any]] = [(base, images.img_size)]
         if start is None and isinstance(base, str | None) and TASKS[task].uses_head:
             sides = (images.img_size,) if isinstance(images.img_size, int) else images.img_size
