@@ -15,6 +15,7 @@ import itertools
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -216,10 +217,16 @@ def known_effects() -> list[dict[str, Any]]:
         if study.metric == "top-1" and facts["start"] == "new" and facts["warm_up"] == "with":
             effect, low, high = study.effects[arm]
             values, patch = (max(_listed(facts[name])) for name in ("patch_values", "patch"))
-            of_study = {"data": facts["data"], "images": facts["images"], "channels": values // patch**2}
+            of_study = {"data": set_of(facts["data"]), "images": facts["images"], "channels": values // patch**2}
             of_change = {"change": short, "effect": effect, "half": round((high - low) / 2, 2)}
             known.append({**of_change, **of_study, "patch_values": values})
     return sorted(known, key=lambda one: (one["change"], one["data"], one["images"], one["effect"]))
+
+
+def set_of(data: str) -> str:
+    """The name under which a data set counts: photos3 has the same photographs as clothes (datasets.toml)."""
+    sets = tomllib.loads((GALLERY / "datasets.toml").read_text(encoding="utf-8"))
+    return str(sets.get(data, {}).get("same_as", data))
 
 
 def evidence_map() -> str:
@@ -230,7 +237,7 @@ def evidence_map() -> str:
         if study.metric == "top-1":
             model = f"{_several(facts['depth'])} blocks, patches of {_several(facts['patch'])} px"
             model += "" if study.scores else r" \*"
-            of_study = study.name, str(facts["data"]), facts["images"], model, study.seeds
+            of_study = study.name, set_of(str(facts["data"])), facts["images"], model, study.seeds
             findings.append(Finding(short, "top-1", "points", True, 0.5, *of_study, *study.effects[arm]))
     every = together(findings)
     several = replace(every, changes=tuple(found for found in every.changes if len(found.sets) > 1))

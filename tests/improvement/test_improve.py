@@ -147,7 +147,7 @@ def test_what_helps_is_confirmed_trained_on_all_images_and_written(finished):
     for text in (found.arm, "Use the model", "What was tried", "screen/report.html", "vitmods predict"):
         assert text in page
     assert page.count("confirmed</span>") == len(found.chosen) == found.arm.count("+") + 1
-    assert "each on average over the others" in page
+    assert "each on average over the other changes on and off" in page
     assert (out / "screen/report.html").exists()
     assert (found.confirmed.path / "report.html").exists()
 

@@ -169,6 +169,7 @@ def _unknown_options(words: Sequence[str], command: str, known: Collection[str])
         if (option := _of_changes(known)) and all(map(_is_change, words)):
             return f"Changes follow --{option}: write --{option} {' '.join(words)}."
         more = " `vitmods recipe show NAME` shows one." if command == "recipes" else ""
+        more = " `vitmods evidence` reads several studies." if command == "report" else more
         return f"{listing([repr(word) for word in words])} cannot stand alone: a value follows its option.{more}"
     hints = [_meant(option.partition("=")[0].lstrip("-"), known) for option in options]
     names = [option.partition("=")[0] for option in options]

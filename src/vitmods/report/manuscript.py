@@ -281,6 +281,8 @@ def _comparison(answer: Answer) -> Iterator[str]:
     where += "" if answer.settings.get("folds") else f" ({count:,})"
     lower = "" if metric.higher_is_better else " (lower is better)"
     both = "; nothing was chosen on either split" * (len(answer.splits) > 1)
+    if answer.is_of_chosen:
+        both = "; the combination was chosen on the same images, by trainings with other seeds"
     compared = "Models are compared" if effects else "It is measured"
     yield f"{compared} by {metric.title}{lower} on {where} after the last step{both}."
     if not effects:

@@ -65,7 +65,7 @@ class Table:
             if not isinstance(by_seed, Mapping):
                 raise UserError(f"The scores of {arm} must be a mapping seed -> score, such as {{0: 0.93, 1: 0.94}}.")
         if base not in scores:
-            raise UserError(f"Unknown arm {base} to compare with. {nearest(base, scores)} Name it with base=.")
+            raise UserError(f"Unknown arm {base} to compare with. {nearest(base, scores)} Name it with base= (--base).")
         if len(scores) < 2:
             raise UserError(f"{base} is the only arm: give the scores of at least one other.")
         failed, constant = failed or {}, constant or {}

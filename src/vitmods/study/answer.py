@@ -131,6 +131,11 @@ class Answer:
         return read_answer(folder, folder.known_facts(), reference=reference)
 
     @property
+    def is_of_chosen(self) -> bool:
+        """Whether its arm was chosen by trainings with other seeds that were judged on these images."""
+        return self.path.parent.name == "confirm" and not self.settings.get("answer_on")
+
+    @property
     def effects(self) -> dict[str, Effect]:
         """Arm -> Effect, in the order of the study."""
         return {arm.name: arm.effect for arm in self.arms if arm.effect}

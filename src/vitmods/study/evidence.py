@@ -173,6 +173,9 @@ def evidence(folders: str | Path | Iterable[str | Path]) -> Evidence:
     confirmed = {(path.parents[1], name) for path, answer in answers.items() for name in answer.headline.effects}
     for path, data in _names_of_sets(answers).items():
         answer = answers[path]
+        if any(effect.verdict == Verdict.WITHHELD for effect in answer.headline.effects.values()):
+            left_out.append(f"base has not learned in {named(path)}")  # all arms, or those that learned would be left
+            continue
         for name, effect in answer.headline.effects.items():
             if why := "is confirmed in it" if (path, name) in confirmed else _why_not(effect):
                 left_out.append(f"{name} in {named(path)} {why}")
@@ -217,8 +220,6 @@ def _studies(folder: str | Path) -> list[Path]:
 
 def _why_not(effect: Effect) -> str:
     """Why an effect does not count; empty where it does."""
-    if effect.verdict == Verdict.WITHHELD:
-        return "has no verdict"
     if effect.provisional:
         return "is provisional"
     return "has too few seeds for an interval" if math.isnan(effect.interval[0]) else ""

@@ -44,7 +44,7 @@ from vitmods.util.files import disk_errors, make_folder, similar_folder, write_a
 from vitmods.util.lease import LEASE, Lease, LeaseFile, is_held, leased, not_a_lease
 from vitmods.util.registry import check_plugins
 from vitmods.util.remote import LocalCopy, copy_of
-from vitmods.util.text import printable
+from vitmods.util.text import listing, printable
 
 if TYPE_CHECKING:
     from vitmods.data.dataset import Split
@@ -405,6 +405,8 @@ class StudyFolder:
         if facts is None:
             what = "it is a trial" if (self.path / "config.json").is_file() else "study.json is missing"
             hint = similar_folder(self.path) or "Give the folder that --out named."
+            if inside := sorted(file.parent.name for file in self.path.glob("*/study.json")):
+                hint = f"It holds the studies {listing(inside)}: give one, or the folder to `vitmods evidence`."
             raise UserError(f"{named(self.path)} is not a study: {what}. {hint}")
         check_plugins(facts.plugins, named(self.path))
         return facts

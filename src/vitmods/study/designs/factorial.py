@@ -207,7 +207,7 @@ class FactorialDesign(Arms):
             return ""
         try:
             runs = plan_factorial(list(changes), conflicts(changes, base))
-        except UserError:  # they do not go together
+        except UserError:  # no two of them go together
             return ""
         count, trials = len(runs.runs), (k + 1) * seeds
         repeats = max(2, round(trials / count))
@@ -215,9 +215,9 @@ class FactorialDesign(Arms):
         if not together < alone:
             return ""
         return (
-            f"{listing(list(runs.changes))} go together: a factorial design (--design factorial) of {count} runs x "
-            f"{repeats} seeds, {count * repeats} trials, finds effects above about {together * sd:.2g} {unit}; one at "
-            f"a time, {trials} trials find {alone * sd:.2g}."
+            f"{listing(list(runs.changes))} can be switched on and off together: a factorial design (--design "
+            f"factorial) of {count} runs x {repeats} seeds, {count * repeats} trials, finds effects above about "
+            f"{together * sd:.2g} {unit}; one at a time, {trials} trials find {alone * sd:.2g}."
         )
 
     def _effects(self, state: StudyState, seeds: Sequence[int], setting: Point | None = None) -> Factorial:
@@ -239,9 +239,11 @@ class FactorialDesign(Arms):
         known = ("effects", "pairs", "notes", "best", "look")
         return Question(
             "change",
-            "means of the runs with a change minus those without",
+            "what a change adds, by least squares over the runs"
+            if self.runs.conflicts
+            else "means of the runs with a change minus those without",
             {"": effects.effects},
-            scope="on average over the other changes on and off",
+            scope="if changes add up" if self.runs.conflicts else "on average over the other changes on and off",
             facts=(effects.look, f"{runs} runs, {plural(fewest, 'seed')} each"),
             notes=effects.notes,
             methods=f"Changes were switched on and off together in {runs} combinations (a factorial design), base "
