@@ -53,7 +53,7 @@ from vitmods.util.text import Printed, listing, plural
 REQUEST = "improve.json"
 SCREEN, MODEL, PAGE = "screen", "model", "report.html"
 MOST_CANDIDATES = 5
-SCREEN_SEEDS = 3
+SCREEN_SEEDS, FEWEST_SEEDS = 3, 2
 PLANNED = 0.4  # of the time, at most, for the screen
 CONFIRMED = 1 / 3  # of the time, at least, for the confirmation
 CONFIRM_SEEDS = 5
@@ -287,10 +287,10 @@ class _Request:
 
     def screening(self, chosen: Sequence[Candidate], seeds: int) -> Study:
         """Return the study of all candidates: together from scratch, one by one where they exclude each other, or from
-        trained weights, which a look gives up as soon as they are decided."""
+        trained weights: in a limited time with few seeds, else a look gives them up as soon as they are decided."""
         arms = [one.change for one in chosen]
         if self.start is not None:
-            return self.study(arms, until_decided=True)
+            return self.study(arms, seeds=seeds) if seeds == FEWEST_SEEDS else self.study(arms, until_decided=True)
         try:
             return self.study(arms, design="factorial", seeds=seeds)
         except NoDesign:
@@ -355,7 +355,9 @@ class _Request:
     def _fitting(self, chosen: list[Candidate], limit: Budget, can_drop: bool) -> tuple[list[Candidate], int]:
         """Return as many candidates and seeds as leave trials long enough to learn in their part of the time."""
         study = self.screening(chosen, SCREEN_SEEDS)
-        if limit.seconds is None or self.start is not None or "epochs" not in study.settings.open:
+        if self.start is not None and limit.seconds is not None:
+            return chosen, FEWEST_SEEDS
+        if limit.seconds is None or "epochs" not in study.settings.open:
             return chosen, SCREEN_SEEDS
         say(self.options, f"How long trials may be, if all {len(chosen)} candidates are tried:")
         planned: Any = study.dry_run(
@@ -368,7 +370,7 @@ class _Request:
         most = count * steps / LEARNING_STEPS  # trials that are long enough
         smaller = [
             (len(chosen), SCREEN_SEEDS),
-            *((k, 2) for k in range(len(chosen), 1, -1) if can_drop or k == len(chosen)),
+            *((k, FEWEST_SEEDS) for k in range(len(chosen), 1, -1) if can_drop or k == len(chosen)),
         ]
         for k, seeds in smaller:
             if len(self.screening(chosen[:k], seeds).settings.every_arm) * seeds <= most:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from vitmods.study.stages import AnswerOverData, Estimates, TwoStages
 
 T = TypeVar("T", bound=StudyOptions | StudySettings | ImageOptions)
+FEWEST_PATCHES = 6  # on a side, of trained weights to which a time budget shows smaller images
 FRESH = 5_000  # the first seed with which a best combination is confirmed
 CLASSIFICATION = "classification"  # the task by default; `vitmods.tasks` imports torch
 USUAL_OPTIONS, USUAL_SETTINGS, USUAL_IMAGES = StudyOptions(), StudySettings(), ImageOptions()
@@ -578,6 +579,8 @@ class Study:
         if start is None and isinstance(base, str | None) and TASKS[task].uses_head:
             sides = (images.img_size,) if isinstance(images.img_size, int) else images.img_size
             rungs = list(self._defaults.rungs(base, sides))
+        elif start is not None and images.img_size is None:
+            rungs += [(base, side) for side in self._smaller_sides()]
         studies = []
         for name, side in rungs:
             resized = replace(images, img_size=side)
@@ -585,6 +588,20 @@ class Study:
                 fixed, _, note = fixed_settings(name, images=resized, defaults=self._defaults, **self._common)
                 studies.append(Rung(replace(self.settings, fixed=fixed), note, count, pixels))
         return studies or [Rung(self.settings, self._recipe_note, count, pixels)]
+
+    def _smaller_sides(self) -> list[int]:
+        """List smaller sides of images for a trained ViT, whose positions are resampled: less than half and a fifth of
+        the tokens."""
+        from vitmods.study.trial import base_config
+
+        (rows, columns), patch = (
+            self.settings.fixed["img_size"],
+            getattr(base_config(self.settings.cells[0], 2), "patch_size", None),
+        )
+        if patch is None or rows != columns or patch[0] != patch[1]:
+            return []
+        sides = [patch[0] * round(part * rows / patch[0]) for part in (0.7, 0.45)]
+        return [side for side in sides if FEWEST_PATCHES * patch[0] <= side < rows]
 
 
 def _one_by_one(what: str) -> str:
