@@ -169,8 +169,9 @@ def test_what_the_frozen_weights_reach_is_measured_and_stored(checkpoint, tmp_pa
     monkeypatch.setattr("vitmods.study.prepare.frozen_scores", lambda *arguments: pytest.fail("measured again"))
     more = make(checkpoint, ["attention", "head", "ffn"], seeds=2, recipe=recipe).run(tmp_path, **RUN)
     assert more.data["frozen"][""] == known
+    make(checkpoint, ["attention"], seeds=2).dry_run(tmp_path / "other", **RUN)  # nor with another length
     with pytest.raises(pytest.fail.Exception, match="measured again"):
-        make(checkpoint, ["attention"], seeds=2).dry_run(tmp_path / "other", **RUN)
+        make(checkpoint, ["attention"], seeds=2, limit_train=99).dry_run(tmp_path / "other", **RUN)
 
 
 def test_arms_by_default_of_trained_weights_keep_them(checkpoint, folder):

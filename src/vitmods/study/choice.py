@@ -112,6 +112,8 @@ def choose(
                     study = replace(study, settings=planned.settings)
                     reason = f"as it fits {duration(planned.budget_s or 0)}" if fits else ""
                     choice = describe_choice(planned, reason, rung.recipe_note, command is not None)
+                    if not fits and budget.seeds_follow:
+                        raise UserError(f"{choice} Give a longer budget (--budget).")
                     lines = [*weights_here(rung), choice, precision, *faster_options(study, budget)]
                     say(options, " ".join(filter(None, lines)))
                     return study, planned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import warnings
@@ -304,8 +305,17 @@ def _frozen(settings: Settings, runner: TrialRunner, model: nn.Module, cell: Cel
     weights = start["fingerprint"] or runner.fingerprint(checkpoint_of(start["source"], settings.seeds[0]))
     key = {"images": settings.fixed["images"], "weights": weights}
     known: Mapping[str, Any] = facts.data.get("frozen", {}).get(str(cell.setting), {}) if facts else {}
-    is_same = all(known.get(name) == value for name, value in key.items())
-    return known if is_same else {**key, **frozen_scores(model, runner, settings, cell)}
+    if all(known.get(name) == value for name, value in key.items()):
+        return known
+    fixed = {name: value for name, value in cell.fixed.items() if name != "recipe"}
+    measured = json.dumps([key, fixed, settings.seeds if settings.folds else 0], default=str)
+    if measured not in _MEASURED:
+        _MEASURED[measured] = {**key, **frozen_scores(model, runner, settings, cell)}
+    return _MEASURED[measured]
+
+
+_MEASURED: dict[str, Mapping[str, Any]] = {}
+"""weights and images -> what `_frozen` returned: a time budget opens a study with several lengths of training"""
 
 
 @dataclass(frozen=True)
