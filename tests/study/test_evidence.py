@@ -111,6 +111,7 @@ def test_what_does_not_count_is_named(runs, tmp_path, refused, capsys):
     assert "tabular" in printed.out
     assert "damaged cannot be read" in printed.err
     assert "json is damaged" in refused(f"evidence {tmp_path / 'damaged'}")
+    assert "It holds the studies alone, damaged and half" in refused(f"report {tmp_path}")
     with pytest.raises(KeyError, match="No study here has the change 'dnp'"):
         evidence(runs)["dnp"]
     with pytest.raises(UserError, match="Give folders of studies"):

@@ -134,7 +134,7 @@ def test_the_table_and_the_page_show_changes_and_pairs(finished, tmp_path):
     assert all(f'id="{anchor}"' in page for anchor in re.findall(r'href="#([^"]+)"', page))
 
 
-def test_the_best_combination_is_confirmed_on_fresh_seeds(finished):
+def test_the_best_combination_is_confirmed_on_fresh_seeds(finished, tmp_path):
     answer, out = finished
     assert answer.headline.together, "these seeds predict a combination"
     assert any("confirm(" in line for line in render(answer).splitlines())
@@ -146,6 +146,28 @@ def test_the_best_combination_is_confirmed_on_fresh_seeds(finished):
     assert again.questions["confirmed"].effects[name].to_dict() == confirmed.effects[name].to_dict()
     assert f"On 2 fresh seeds {name} " in render(again).splitlines()[0] + render(again).splitlines()[1]
     assert "confirm(" not in render(again)
+    chosen_on = "was chosen on the same images"
+    assert chosen_on in " ".join(confirmed.to_methods().split())
+    assert chosen_on in write(confirmed, tmp_path / "report.html").read_text()
+    assert chosen_on not in answer.to_methods()
+
+
+def test_effects_of_changes_that_exclude_each_other_are_named_as_what_they_are():
+    for arms, meaning, scope in (
+        (["dpn", "rms", "qknorm"], "means of the runs with a change minus those without", "on average over the other"),
+        (["dpn", "levit", "qknorm"], "by least squares over the runs", "if changes add up"),
+    ):
+        effects = SimpleNamespace(
+            effects={name: SimpleNamespace(n=2) for name in arms},
+            look="",
+            notes=(),
+            best=(),
+            prediction="",
+            to_dict=dict,
+        )
+        question = plan_of(make_arms(arms))._of_changes(effects)
+        assert meaning in question.meaning
+        assert scope in question.scope
 
 
 def test_only_a_finished_factorial_study_is_confirmed(tmp_path):
