@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from vitmods.report.hub import from_pretrained
 from vitmods.study import Answer, ImageOptions, Study
 from vitmods.study.candidates import BETWEEN_SETS, LEAST, USUAL, Setting, expected_of, known_effects, promising
 from vitmods.study.defaults import RecipeChoice
+from vitmods.study.evaluate import evaluate
 from vitmods.study.schedule import TrialSchedule
 from vitmods.study.study import FRESH
 from vitmods.util.errors import UserError
@@ -285,6 +287,11 @@ def test_a_folder_of_a_study_is_refused_and_what_the_model_has_seen_is_known(fin
     study = Study(start=found.model, arms=["head"], data="digits", recipe=plain(epochs=1), seeds=2, images=SMALL)
     with pytest.warns(UserWarning, match="were training images of the weights"):
         study.dry_run(None, **HOW)
+    with pytest.warns(UserWarning, match=r"\d+ of \d+ images of test were training images of .*optimistic"):
+        evaluate(found.model, ["top1"], data="digits", device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(found.confirmed.path / "trials/base" / f"seed{FRESH}", ["top1"], device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from vitmods.evals.protocols import check_protocols
 from vitmods.stats.width import mean_over_seeds
 from vitmods.study.checkpoints import Checkpoint, seeds_in
 from vitmods.study.settings import measure_of
+from vitmods.study.store import StudyImages
 from vitmods.study.trial import load_images, measure_model
 from vitmods.tasks.base import DEFAULT, make_task
 from vitmods.util.errors import UserError
@@ -108,6 +109,13 @@ def evaluate(
     evaluations = []
     for (checkpoint, dataset), task in zip(pairs, tasks, strict=True):
         where = split or dataset.eval_split
+        images = StudyImages.of_weights(str(checkpoint.source))
+        if where != "train" and images and (count := images.trained_on(dataset.splits[where])):
+            warnings.warn(
+                f"{count:,} of {len(dataset.splits[where].ids):,} images of {where} were training images of "
+                f"{checkpoint.source}: scores on them are optimistic. Give images that it has not seen.",
+                stacklevel=2,
+            )
         results = measure_model(
             checkpoint.model, make_task(task, checkpoint.recipe), checkpoint.recipe, dataset, names, where, batch_size,
             device, options, progress,

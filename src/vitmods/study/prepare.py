@@ -42,7 +42,7 @@ from vitmods.study.executors.processes import free_memory, visible_gpus
 from vitmods.study.frozen import frozen_scores, trained_lines
 from vitmods.study.grid import AS_IS, Point
 from vitmods.study.settings import VAL, Settings
-from vitmods.study.store import IMAGES_FILE, ChangeFacts, ModelFacts, StudyFolder, StudyImages
+from vitmods.study.store import ChangeFacts, ModelFacts, StudyFolder, StudyImages
 from vitmods.study.trial import (
     TrialRunner,
     answer_splits,
@@ -394,15 +394,12 @@ def _sources(settings: Settings) -> list[str]:
 
 def _seen(settings: Settings, dataset: ImageDataset) -> Iterator[str]:
     """Warn of evaluated images that trained weights were trained on, if their study is on this disk."""
-    splits, studies = answer_splits(settings, dataset), dict[Path, str]()
+    splits, studies = answer_splits(settings, dataset), dict[Path, tuple[StudyImages, str]]()
     for source in _sources(settings):
-        path = Path(source).absolute()
-        for folder in (path, *path.parents[:3]) if path.exists() else ():
-            if (folder / IMAGES_FILE).exists():
-                studies.setdefault(folder, source)
-                break
-    for folder, source in studies.items():
-        if count := sum(StudyImages(folder).trained_on(dataset.splits[split]) for split in splits):
+        if images := StudyImages.of_weights(source):
+            studies.setdefault(images.folder, (images, source))
+    for images, source in studies.values():
+        if count := sum(images.trained_on(dataset.splits[split]) for split in splits):
             yield (
                 f"{count:,} images of {' and '.join(splits)} were training images of the weights in {source}: scores "
                 "on them are optimistic. Use the same splits for both trainings."

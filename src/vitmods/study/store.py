@@ -182,7 +182,7 @@ class StudyImages:
     """Which images the study, or single trial, in a folder is about: images.npz, or split.csv if it is damaged."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._file = folder, folder / IMAGES_FILE
+        self.folder, self._file = folder, folder / IMAGES_FILE
 
     def write(self, splits: Mapping[str, Split]) -> None:
         """Write hashes of the name and content of every image, so that a later run can report changes, groups, and
@@ -202,6 +202,13 @@ class StudyImages:
         except Exception:  # whatever numpy, zipfile and zlib raise: other files have the same information
             return None
 
+    @classmethod
+    def of_weights(cls, source: str) -> StudyImages | None:
+        """Those of the trial, study or model that weights are in, if they are on this disk."""
+        path = Path(source).absolute()
+        folders = (path, *path.parents[:3]) if path.exists() else ()
+        return next((cls(folder) for folder in folders if (folder / IMAGES_FILE).exists()), None)
+
     def trained_on(self, split: Split) -> int:
         """Count the images of another study's split that are training images here; 0 if that is unknown."""
         recorded = self.read() or {}
@@ -215,7 +222,7 @@ class StudyImages:
         if (arrays := self.read()) is not None:
             groups = [arrays[name] for split in counts if (name := f"groups_{split}") in arrays]
             return np.concatenate(groups) if len(groups) == len(counts) else None
-        path = self._folder / SPLIT_FILE
+        path = self.folder / SPLIT_FILE
         if not path.exists() and not self._file.exists():
             return None
         try:
@@ -245,7 +252,7 @@ class StudyImages:
         if any(counts.values()):
             changes = ", ".join(f"{count:,} {what}" for what, count in counts.items())
             raise UserError(
-                f"{named(self._folder)} is of other images: since it began {changes}. Put the old ones back to resume "
+                f"{named(self.folder)} is of other images: since it began {changes}. Put the old ones back to resume "
                 "it, or choose another folder with --out."
             )
 
