@@ -38,10 +38,12 @@ class Images:
 
     eval_split = val_split = "val"
     splits = MappingProxyType({"train": range(64)})
-    encode: object = None
 
     def steps_per_epoch(self, batch_size):
         return 9
+
+    def encoded(self, encode):
+        return self
 
 
 @pytest.fixture

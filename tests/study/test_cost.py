@@ -186,7 +186,7 @@ def test_compiled_steps_are_measured_where_trials_are_compiled(monkeypatch):
     assert remarks_on_costs(arms.items()) == [text]
     bound = replace(arms["rms"], compiled_step=None, host_bound=True)
     (remark,) = remarks_on_costs([("rms", bound), ("none", None)])
-    assert remark.startswith("Training steps of rms are bound by the host, which takes longer to start")
+    assert remark.startswith("Training steps of rms are bound by the host, which takes about as long to start")
 
 
 @pytest.mark.parametrize(("cost_seconds", "expected"), [(1000.0, 0.1), (1e-9, 0)])
