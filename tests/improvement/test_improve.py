@@ -82,7 +82,7 @@ def test_a_sweep_over_data_says_why_its_arms_and_trained_weights_have_others(fin
     sweep = Study("mu2/4", "promising", "digits", plain(epochs=1), 1, sweep={"data": ["digits", "clothes"]})
     (note,) = sweep._notes
     assert "levit" in note
-    with pytest.raises(UserError, match=r"of trained weights name the arms"):
+    with pytest.raises(UserError, match=r"name the arms to compare in trained weights"):
         Study(None, "promising", "digits", plain(epochs=1), 1, start=finished[0].model)
     with pytest.raises(UserError, match=r"does not have an arm 'lyerscale'\. Did you mean 'layerscale'"):
         Study("mu2/4", ["layerscale"], "digits", SLOW, 2, images=SMALL).confirm(finished[1] / "screen", arm="lyerscale")
@@ -174,7 +174,7 @@ def test_another_call_trains_nothing_again_and_other_candidates_are_refused(fini
         vm.improve("digits", out, base="mu3/4", **HOW)
 
 
-@pytest.mark.parametrize("kind", ["together", "one by one"])
+@pytest.mark.parametrize("kind", ["together", "one by one", "with more seeds"])
 def test_a_screen_whose_time_is_over_early_has_fewer_seeds_and_its_choice_stays(tmp_path, monkeypatch, kind):
     """On a machine that became slower than its estimate; another call trains nothing more for the choice."""
     affords = TrialSchedule._affordable
@@ -185,13 +185,18 @@ def test_a_screen_whose_time_is_over_early_has_fewer_seeds_and_its_choice_stays(
         monkeypatch.setattr(module._Request, "screening", lambda self, chosen, seeds: (
             self.study([one.change for one in chosen], seeds=4, until_decided=True, margin=1e-3)
         ))  # fmt: skip
+    if kind == "with more seeds":
+        seeds += [2, FRESH + 2, FRESH + 3, FRESH + 4, FRESH + 5]
+        monkeypatch.setattr(module._Request, "screening", lambda self, chosen, seeds: (
+            self.study([one.change for one in chosen], seeds=2)
+        ))  # fmt: skip
     found = run(tmp_path / "out", budget="59m")
     assert found.complete
-    assert found.effect.n == 2
-    assert found.screen.seeds == ([0, 1] if kind == "together" else [0, 1, 2, 3])
+    assert found.effect.n == (6 if kind == "with more seeds" else 2)
+    assert found.screen.seeds == {"together": [0, 1], "one by one": [0, 1, 2, 3], "with more seeds": [0, 1, 2]}[kind]
     trials = sorted((tmp_path / "out").glob("**/result.json"))
     assert {path.parent.name for path in trials if "retrained" not in path.parts} == {f"seed{seed}" for seed in seeds}
-    seeds += [2, 3]
+    seeds += [2, 3, *range(FRESH, FRESH + 20)]
     again = run(tmp_path / "out", budget="59m")
     assert again.headline == found.headline
     assert sorted((tmp_path / "out").glob("**/result.json")) == trials
@@ -242,9 +247,9 @@ def test_of_trained_weights_ways_to_adapt_them_are_tried_one_by_one(tmp_path, mo
         tmp_path / "out", "digits", None, str(trial), None, "classification", SMALL, module.StudyOptions(), None
     )
     has_peft = importlib.util.find_spec("peft") is not None
-    chosen, _ = request.plan(None, ("last(4)",), False, module.ENDLESS)
+    chosen, seeds = request.plan(None, ("last(4)",), False, module.ENDLESS)
     assert [one.change for one in chosen] == ["attention", "head", *["lora(rank=8)"] * has_peft]
-    study = request.screening(chosen, 3)
+    study = request.screening(chosen, seeds)
     assert study.settings.until_decided
     assert study.settings.kind.name == "arms"
     assert study.settings.fixed["answer_on"] == "val"

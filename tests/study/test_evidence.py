@@ -71,7 +71,7 @@ def test_equal_images_are_one_data_set_whatever_they_are_called(runs, tmp_path):
         assert {name: len(studies) for name, studies in sets.items()} == {"digits": 1, "digits (2)": 1}, "one is a copy"
 
 
-def test_what_a_study_confirmed_counts_instead_and_trained_weights_are_another_row(runs, tmp_path):
+def test_what_a_study_confirmed_counts_instead_and_trained_weights_are_another_row(runs, tmp_path, monkeypatch):
     shutil.copytree(runs / "digits", tmp_path / "x/screen")
     shutil.copytree(runs / "digits", fresh := tmp_path / "x/screen/confirm/dpn")
     stored = json.loads((fresh / "study.json").read_text())
@@ -81,6 +81,10 @@ def test_what_a_study_confirmed_counts_instead_and_trained_weights_are_another_r
     assert [one.study for one in found["dpn"].sets["digits"]] == [str(fresh)]
     assert [one.study for one in found["rms"].sets["digits"]] == [str(tmp_path / "x/screen")]
     assert f"dpn in {tmp_path / 'x/screen'} is confirmed in it" in found.left_out
+    monkeypatch.chdir(tmp_path / "x/screen")
+    shutil.copytree("confirm/dpn", "dpn")
+    for place in (".", "dpn"):  # no folder above it is named
+        assert evidence(place)["dpn"].studies == 1
     tuned = finding("digits", 1.0, 0.4, change="dpn, from trained weights")
     assert {one.change for one in together([finding("digits", 1.0, 0.4), tuned]).changes} == {"dpn", tuned.change}
     assert r"pi\|pe" in together([finding("pi|pe", 1.0, 0.4)]).to_markdown()

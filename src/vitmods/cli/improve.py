@@ -68,8 +68,6 @@ class Improve:
         """Raise UserError for options that exclude each other."""
         if self.start is not None and self.base is not None:
             raise UserError("The checkpoint of --from says what base is: drop --base.")
-        if self.candidates is not None and (self.without or self.with_recipe):
-            raise UserError("--candidates names all that is tried: drop --without and --with-recipe.")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -112,10 +112,10 @@ class Improvement(Printed):
         return (set(self.screen.headline.together) or {self.arm}) if self.arm else set()
 
     @property
-    def doubts(self) -> list[str]:
-        """What to know before acting on it, of all stages."""
+    def warnings(self) -> list[str]:
+        """Those of all stages, each once."""
         answers = [self.screen, *filter(None, [self.confirmed])]
-        return list(dict.fromkeys(doubt for answer in answers for doubt in (*answer.warnings, *answer.doubts)))
+        return list(dict.fromkeys(warning for answer in answers for warning in answer.warnings))
 
     @property
     def is_better(self) -> bool:
@@ -285,12 +285,12 @@ class _Request:
             images=replace(self.images, answer_on="val"), **settings,
         )  # fmt: skip
 
-    def screening(self, chosen: Sequence[Candidate], seeds: int) -> Study:
+    def screening(self, chosen: Sequence[Candidate], seeds: int | None) -> Study:
         """Return the study of all candidates: together from scratch, one by one where they exclude each other, or from
-        trained weights: in a limited time with few seeds, else a look gives them up as soon as they are decided."""
+        trained weights. seeds: None, of trained weights: each candidate stops when it is decided."""
         arms = [one.change for one in chosen]
         if self.start is not None:
-            return self.study(arms, seeds=seeds) if seeds == FEWEST_SEEDS else self.study(arms, until_decided=True)
+            return self.study(arms, until_decided=True) if seeds is None else self.study(arms, seeds=seeds)
         try:
             return self.study(arms, design="factorial", seeds=seeds)
         except NoDesign:
@@ -298,20 +298,23 @@ class _Request:
 
     def plan(
         self, given: Iterable[str] | None, without: Sequence[str], with_recipe: bool, limit: Budget
-    ) -> tuple[tuple[Candidate, ...], int]:
+    ) -> tuple[tuple[Candidate, ...], int | None]:
         """Return the candidates, and how many seeds screen them, of an earlier call; or choose them and note them in
         the folder. Raises UserError where an earlier call was asked for others."""
         named_ones = [given] if isinstance(given, str) else None if given is None else list(given)
         chosen_by = {"candidates": named_ones, "without": list(without), "with_recipe": with_recipe}
         asked = {"data": self.data, "base": self.base, "from": self.start and str(self.start), "task": self.task}
+        if named_ones is not None and (without or with_recipe):
+            raise UserError(
+                "candidates names all that is tried: drop --without and --with-recipe (in Python without= and "
+                "with_recipe=)."
+            )
         path, screen = self.out / REQUEST, StudyFolder(self.out / SCREEN)
         if path.exists() and any(screen.path.glob("trials/**/*.*")):
             return self._as_before(read_object(path), asked, chosen_by)
         if screen.facts() is not None:  # of a budget that no trial fitted
             with screen.lock():
                 screen.settings_file.unlink()
-        if named_ones is not None and (without or with_recipe):
-            raise UserError("candidates names all that is tried: leave out without and with_recipe.")
         left_out = [_arm_of(short) for short in without if short not in FIELDS]
         chosen = [Candidate(short, None, "you named it") for short in named_ones or ()]
         if named_ones is None:
@@ -324,7 +327,11 @@ class _Request:
                 "--candidates, or compare one change with base: vitmods compare --arms CHANGE."
             )
         make_arms([one.change for one in chosen])  # a UserError for two of one name
-        chosen, seeds = self._fitting(chosen, limit, can_drop=named_ones is None)
+        seeds: int | None
+        if self.start is not None:
+            seeds = None if limit.seconds is None else FEWEST_SEEDS
+        else:
+            chosen, seeds = self._fitting(chosen, limit, can_drop=named_ones is None)
         self.out.mkdir(parents=True, exist_ok=True)
         facts = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "command": self.command}
         known = [asdict(one) for one in chosen]
@@ -333,13 +340,13 @@ class _Request:
 
     def _as_before(
         self, earlier: Mapping[str, Any], asked: Mapping[str, Any], chosen_by: Mapping[str, Any]
-    ) -> tuple[tuple[Candidate, ...], int]:
+    ) -> tuple[tuple[Candidate, ...], int | None]:
         """Return what an earlier call noted. Raises UserError where it was asked for something else."""
         try:
             tried = tuple(Candidate(**one) for one in earlier["tried"])
-            before, seeds, pairs = earlier["asked"], int(earlier["seeds"]), [(n, earlier[n], asked[n]) for n in asked]
-            if begun := StudyFolder(self.out / SCREEN).facts():
-                seeds = begun.plan.seeds or seeds  # its time may have lasted for fewer
+            before, seeds, pairs = earlier["asked"], earlier["seeds"], [(n, earlier[n], asked[n]) for n in asked]
+            if begun := StudyFolder(self.out / SCREEN).facts():  # its time may have lasted for fewer or more
+                seeds = None if begun.study().until_decided else begun.plan.seeds or seeds
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{named(self.out / REQUEST)} is damaged ({error!r}): choose another folder.") from error
         is_plain = chosen_by["candidates"] is None and not chosen_by["without"] and not chosen_by["with_recipe"]
@@ -355,8 +362,6 @@ class _Request:
     def _fitting(self, chosen: list[Candidate], limit: Budget, can_drop: bool) -> tuple[list[Candidate], int]:
         """Return as many candidates and seeds as leave trials long enough to learn in their part of the time."""
         study = self.screening(chosen, SCREEN_SEEDS)
-        if self.start is not None and limit.seconds is not None:
-            return chosen, FEWEST_SEEDS
         if limit.seconds is None or "epochs" not in study.settings.open:
             return chosen, SCREEN_SEEDS
         say(self.options, f"How long trials may be, if all {len(chosen)} candidates are tried:")
@@ -466,7 +471,7 @@ def is_enough(screen: Answer) -> bool:
 
 
 def _share(study: Study) -> float:
-    """The part of the time for a screen: the confirmation trains as long, and so does the last training."""
+    """The part of the time for a screen: with few trials less, since those of the confirmation are no shorter."""
     trials = len(study.settings.every_arm) * len(study.settings.seeds)
     return min(PLANNED, 0.8 * trials / (trials + 2 * CONFIRM_SEEDS + 2))
 

@@ -133,7 +133,7 @@ class Answer:
     @property
     def is_of_chosen(self) -> bool:
         """Whether its arm was chosen by trainings with other seeds that were judged on these images."""
-        return self.path.parent.name == "confirm" and not self.settings.get("answer_on")
+        return StudyFolder(self.path).confirmed_study is not None and not self.settings.get("answer_on")
 
     @property
     def effects(self) -> dict[str, Effect]:

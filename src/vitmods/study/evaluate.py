@@ -109,7 +109,7 @@ def evaluate(
     evaluations = []
     for (checkpoint, dataset), task in zip(pairs, tasks, strict=True):
         where = split or dataset.eval_split
-        images = StudyImages.of_weights(str(checkpoint.source))
+        images = StudyImages.of_weights(str(checkpoint.source)) if data is not None else None
         if where != "train" and images and (count := images.trained_on(dataset.splits[where])):
             warnings.warn(
                 f"{count:,} of {len(dataset.splits[where].ids):,} images of {where} were training images of "

@@ -164,13 +164,20 @@ def evidence(folders: str | Path | Iterable[str | Path]) -> Evidence:
             reason = str(error).partition(". ")[0].rstrip(".")  # without a remedy for its own command
             left_out.append(f"{named(path)} cannot be read ({reason})")
             continue
+        if lost := {"spec", "fingerprint", "name", "splits"} - answer.data.keys():
+            left_out.append(f"{named(path)} cannot be read (study.json lacks {listing(sorted(lost))} of its data)")
+            continue
         if not answer.complete:
             left_out.append(f"{named(path)} is not finished")
             continue
         if not answer.headline.effects:
             left_out.append(f"{named(path)} has base alone")
         answers[path] = answer
-    confirmed = {(path.parents[1], name) for path, answer in answers.items() for name in answer.headline.effects}
+    confirmed = {
+        (StudyFolder(path).confirmed_study, name)
+        for path, answer in answers.items()
+        for name in answer.headline.effects
+    }
     for path, data in _names_of_sets(answers).items():
         answer = answers[path]
         if any(effect.verdict == Verdict.WITHHELD for effect in answer.headline.effects.values()):
@@ -238,8 +245,8 @@ def _set_of(spec: str, study: Path) -> str:
 
 def _names_of_sets(answers: Mapping[Path, Answer]) -> dict[Path, str]:
     """Name the data set of each study, whatever the order of the studies. Studies that share images are of one set,
-    wherever they lie and however they are cut; where the images of one are not known, those of one place are. Another
-    set of a name has a number."""
+    in any place and any splits; where images are not known, studies of one place are. Another set of a name has a
+    number."""
     sets: list[tuple[dict[Path, str], dict[str, NDArray[Any] | None]]] = []  # place by study, images by fingerprint
     for path in sorted(answers):
         data, images = answers[path].data, StudyFolder(path).images.read()
@@ -247,7 +254,8 @@ def _names_of_sets(answers: Mapping[Path, Answer]) -> dict[Path, str]:
         contents = {str(data["fingerprint"]): None if images is None else images["contents"]}
         for one in [one for one in sets if _is_one_set(one, (studies, contents))]:
             sets.remove(one)
-            studies, contents = studies | one[0], contents | one[1]
+            studies |= one[0]
+            contents |= {key: value for key, value in one[1].items() if contents.get(key) is None}
         sets.append((studies, contents))
     names, counts = dict[Path, str](), dict[str, int]()
     for studies, _ in sorted(sets, key=lambda one: min(one[0])):

@@ -235,7 +235,7 @@ class Request:
             check_plugins(facts.plugins if "design" in facts.settings else (), named(folder.path))
             before = facts.study()
             settings = replace(settings.continuing(facts.settings), known=before.known)
-            if before.is_settled and not settings.is_settled:
+            if before.is_settled and (self.budget.seeds_follow or not settings.is_settled):
                 is_same_kind = before.until_decided == settings.until_decided
                 settings = settings.with_seeds((before if is_same_kind else settings).seeds, before.spare)
         done, place = len(list(folder.path.glob("trials/**/result.json"))), named(folder.path)
@@ -285,7 +285,8 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
                 study = pool.with_known_base(replace(study, settings=planned.settings))
                 say(options, f"{planned.decides()} {budget.spent()}".strip())
             command = command or python_call(study.settings, str(path))
-            study = replace(study, settings=settle_seeds(study.settings, budget))
+            if folder.facts() is None or not study.settings.is_settled:  # else its seeds were settled before
+                study = replace(study, settings=settle_seeds(study.settings, budget))
             facts = write_facts(study, command)
             wanted = seeds_to_train(study.settings, folder, facts, budget)
             state = StudyState(folder, wanted, evaluated_of(folder, facts))

@@ -357,6 +357,13 @@ class StudyFolder:
         """The folders of the studies that confirm what this one chose."""
         return sorted(file.parent for file in self.path.glob("confirm/*/study.json"))
 
+    @property
+    def confirmed_study(self) -> Path | None:
+        """The folder of the study whose choice this one confirms; None for others."""
+        above = self.path.parent.parent
+        is_below = self.path.parent.name == "confirm" and (above / "study.json").is_file()
+        return above if is_below else None
+
     def confirmation(self, arm: str) -> StudyFolder:
         """The folder of the study that trains the best combination of a factorial one on fresh seeds."""
         return StudyFolder(self.path / "confirm" / slug(arm))

@@ -161,8 +161,8 @@ class Study:
         if is_promising(arms):
             if start is not None:
                 raise UserError(
-                    "The promising changes are those of new models: of trained weights name the arms, such as "
-                    "attention and head (--arms)."
+                    "The promising changes are those of new models: name the arms to compare in trained weights "
+                    "(--arms)."
                 )
             chosen_arms, known = self._promising(model, images)
         else:
@@ -476,7 +476,7 @@ class Study:
             options, overrides: those of `run`.
 
         Raises:
-            UserError: the study is not finished, or is another one.
+            UserError: the study is another one; or it is not finished, and "best" or a tuned arm is asked for.
         """
         from vitmods.study.retrain import retrain_study
 
@@ -590,14 +590,12 @@ class Study:
         return studies or [Rung(self.settings, self._recipe_note, count, pixels)]
 
     def _smaller_sides(self) -> list[int]:
-        """List smaller sides of images for a trained ViT, whose positions are resampled: less than half and a fifth of
+        """List smaller sides of images for a trained ViT, whose positions are resampled: with about half and a fifth of
         the tokens."""
         from vitmods.study.trial import base_config
 
-        (rows, columns), patch = (
-            self.settings.fixed["img_size"],
-            getattr(base_config(self.settings.cells[0], 2), "patch_size", None),
-        )
+        rows, columns = self.settings.fixed["img_size"]
+        patch = getattr(base_config(self.settings.cells[0], 2), "patch_size", None)
         if patch is None or rows != columns or patch[0] != patch[1]:
             return []
         sides = [patch[0] * round(part * rows / patch[0]) for part in (0.7, 0.45)]
