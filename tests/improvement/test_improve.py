@@ -232,9 +232,12 @@ def test_base_is_kept_and_written_where_nothing_looks_better(tmp_path):
     found = run(tmp_path / "out", ("lr(1e-6)", "tiny=lr(1e-7)"), plain(epochs=6).with_(batch_size=32, lr=3e-3))
     assert found.complete
     assert not found.arm
-    assert found.confirmed is None
-    assert "Base is kept: on val none of 2 candidates looks better" in found.headline
+    assert found.effect is None
+    assert (found.confirmed.splits, found.confirmed.seeds, found.confirmed.arms) == (("test",), [FRESH, FRESH + 1], ())
+    score = found.confirmed.metric.shown(found.confirmed.base_mean)
+    assert f"on val none of 2 candidates looks better. It reaches {score}" in found.headline
     assert found.trained.arm == "base"
+    assert found.trained.folder.is_relative_to(found.confirmed.path)
     assert (found.model / "model.safetensors").exists()
     assert "Base is kept" in found.report().read_text()
 

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from scipy import special
 
 from vitmods.stats.criteria import Criteria
-from vitmods.stats.factorial import LOOK_LEVEL, detectable, factorial, intervals
+from vitmods.stats.factorial import LOOK_LEVEL, detectable, factorial, intervals, misfit
 from vitmods.stats.fit import fit
 from vitmods.stats.read import Table
 from vitmods.stats.runs import plan_factorial
@@ -149,6 +150,31 @@ def test_the_best_combination_has_no_conflict():
     assert study.best == ("rms", "dtn")
     assert study.pairs == {}
     assert "No run can have dpn with rms" in study.notes[0]
+
+
+def test_whether_changes_add_up_is_an_f_test_of_what_their_sum_leaves():
+    design = plan_factorial(NAMES[:5], [("dpn", "rms")])
+    scores = scores_of(design, {"dpn": 1}, noise=1.0)
+    y = np.array([list(seeds.values()) for seeds in scores.values()])
+    (g, n), runs = y.shape, np.repeat(np.eye(len(y)), y.shape[1], 0)
+    seeds = np.tile(np.eye(n), (g, 1))
+    added = runs @ np.column_stack([np.ones(g), design.on])
+    left = [
+        y.ravel() - x @ np.linalg.lstsq(x, y.ravel(), rcond=None)[0]
+        for x in map(np.hstack, ([added, seeds], [runs, seeds]))
+    ]
+    squares, df = [float(r @ r) for r in left], (g - 6, (g - 1) * (n - 1))
+    expected = special.fdtrc(*df, (squares[0] - squares[1]) / df[0] / (squares[1] / df[1]))
+    assert misfit(y, design.on) == pytest.approx(expected)
+    random = np.random.default_rng(0)
+    false = np.mean([misfit(random.standard_normal((g, 2)), design.on) < 0.05 for _ in range(STUDIES)])
+    assert false == pytest.approx(0.05, abs=0.015)
+    assert math.isnan(misfit(y[:, :1], design.on))
+    assert math.isnan(misfit(y[:3], design.on[:3]))
+    design = plan_factorial(NAMES[:5], [("dtn", "rms")])  # dpn and rms, which act on each other, go together
+    for acting in (0.0, 4.0):
+        notes = " ".join(points(scores_of(design, {"dpn": 2}, acting=acting), design).notes)
+        assert ("changes do not add up (p = " in notes) == (acting > 0)
 
 
 def test_a_run_that_failed_is_left_out_and_counted_for_its_changes():

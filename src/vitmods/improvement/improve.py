@@ -2,7 +2,7 @@
 
     candidates          what other studies found promising, or ways to adapt trained weights
       -> screen         all of them against base, judged on val               OUT/screen
-      -> confirmation   the best against base: fresh seeds, judged on test    OUT/screen/confirm/ARM
+      -> confirmation   the best against base: fresh seeds, judged on test    OUT/screen/confirm/ARM (or base)
       -> training       the better of the two on all images                   .../retrained/ARM
       -> model          for `vitmods predict` and `export`                    OUT/model
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import shutil
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -77,7 +76,7 @@ class Improvement(Printed):
     candidates: what was tried, and why
     screen:     the study of all candidates, judged on val
     arm:        the best of them, together; empty: none looks better than base
-    confirmed:  that against base on fresh seeds, judged on test
+    confirmed:  that against base on fresh seeds, judged on test; of base, where none looks better, base alone
     trained:    the better one, trained on all images
     model:      the folder of that model
     """
@@ -144,7 +143,11 @@ class Improvement(Printed):
             effects = self.screen.headline.effects.items()
             lost = [name for name, effect in effects if effect.failures and not effect.gain > 0]
             failed = f" Trials with {listing(lost)} failed." if lost else ""
-            return f"Base is kept: on val none of {plural(len(self.candidates), 'candidate')} looks better.{failed}"
+            tested = self.confirmed.base_mean if self.confirmed and self.confirmed.complete else None
+            reached = f" It reaches {metric.shown(tested)} {metric.title} on test" if tested is not None else ""
+            reached += f", after {length_of(self.confirmed)}." if reached and self.confirmed else ""
+            kept = f"on val none of {plural(len(self.candidates), 'candidate')} looks better"
+            return f"Base is kept: {kept}.{reached}{failed}"
         if self.effect is None or self.confirmed is None:
             return f"The best of the candidates, {self.arm}, is not confirmed yet: run the same command again."
         base, arm = self.confirmed.base_mean, self.confirmed.arms[0].mean
@@ -238,26 +241,25 @@ def improve(
     if not is_enough(answer) or not found.has_learned:
         return found
     arm = best_of(answer, screen)
-    if arm is None:
-        path, name = answer.path, BASE
-    else:
-        say(options, f"Confirming {arm.name} against base, on fresh seeds and on test.")
-        left = replace(_until(limit, _confirming_s(answer, limit, options)), seeds_follow=limit.seconds is not None)
-        how: dict[str, Any] = {"budget": left, "longer": True, "command": command, "options": options}
-        if not answer.headline.together:
-            how["arm"] = arm.name
-        begun = StudyFolder(out / SCREEN).confirmation(arm.name).facts() is not None
-        try:
-            confirmed = screen.confirm(out / SCREEN, CONFIRM_SEEDS, **how)
-        except UserError as error:
-            if begun or left.seconds is None:
-                raise
-            say(options, f"Not confirmed in what is left of the time. {error}")
-            return replace(found, arm=arm.name)
-        found = replace(found, arm=arm.name, confirmed=confirmed)
-        if not confirmed.complete:
-            return found
-        path, name = confirmed.path, arm.name if found.is_better else BASE
+    tested = arm.name if arm else BASE
+    what = f"Confirming {tested} against base" if arm else "No candidate looks better than base. Testing base"
+    say(options, f"{what}, on fresh seeds and on test.")
+    seeds = CONFIRM_SEEDS if arm else FEWEST_SEEDS
+    left = _until(limit, _confirming_s(answer, limit, options, seeds * len({BASE, tested})))
+    how: dict[str, Any] = {"budget": left, "longer": True, "command": command, "options": options}
+    if not (arm and answer.headline.together):
+        how["arm"] = tested
+    found, begun = replace(found, arm=arm.name if arm else ""), StudyFolder(out / SCREEN).confirmation(tested).facts()
+    try:
+        found = replace(found, confirmed=screen.confirm(out / SCREEN, seeds, **how))
+    except UserError as error:
+        if begun or left.seconds is None:
+            raise
+        say(options, f"Not confirmed in what is left of the time. {error}")
+        return found
+    if found.confirmed is None or not found.confirmed.complete:
+        return found
+    path, name = found.confirmed.path, tested if found.is_better else BASE
     say(options, f"Training {name} on all images.")
     settings = StudyFolder(path).known_facts().study()
     trained = retrain_study(settings, path, name, 0, options)
@@ -367,7 +369,7 @@ class _Request:
         say(self.options, f"How long trials may be, if all {len(chosen)} candidates are tried:")
         planned: Any = study.dry_run(
             self.out / SCREEN,
-            budget=_until(limit, _share(study) * limit.seconds),
+            budget=replace(_until(limit, _share(study) * limit.seconds), seeds_follow=False),  # fewer may fit
             command=self.command,
             options=self.options,
         )
@@ -451,16 +453,17 @@ def _held_out(data: str, images: ImageOptions) -> tuple[str, ImageOptions]:
 
 def _screen(study: Study, out: Path, limit: Budget, options: StudyOptions, command: str | None) -> Answer:
     """Train the screen in its part of the time, with fewer seeds if trials are slower than expected; if it lasts for
-    one alone, in all that the confirmation leaves. What was chosen by it stays."""
+    one alone, in all that the confirmation leaves, or else in all, so that another call can confirm. What was chosen
+    by it stays."""
     if StudyFolder(out).confirmations:
         return Answer.load(out)
     how: dict[str, Any] = {"command": command, "options": replace(options, cost_seconds=0)}
-    can_follow = limit.seconds is not None and not study.settings.until_decided
-    part = replace(_until(limit, _share(study) * (limit.seconds or 0)), seeds_follow=can_follow)
-    answer = study.run(out, budget=part, **how)
-    spare_s = limit.left_s - (CONFIRMED + 0.1) * (limit.seconds or 0)
-    if not is_enough(answer) and not answer.failed and limit.seconds is not None and spare_s > 0:
-        answer = study.run(out, budget=replace(_until(limit, spare_s), seeds_follow=can_follow), **how)
+    whole_s = limit.seconds or 0.0
+    answer = study.run(out, budget=_until(limit, _share(study) * whole_s), **how)
+    for kept in (CONFIRMED + 0.1, 0.0):
+        spare_s = limit.left_s - kept * whole_s
+        if not is_enough(answer) and not answer.failed and limit.seconds is not None and spare_s > 0:
+            answer = study.run(out, budget=_until(limit, spare_s), **how)
     return answer
 
 
@@ -477,15 +480,14 @@ def _share(study: Study) -> float:
 
 
 def _until(limit: Budget, seconds: float) -> Budget:
-    """A part of the time that begins now; without a limit, no limit."""
-    return ENDLESS if limit.seconds is None else Budget(seconds=max(seconds, 1.0), began=time.monotonic())
+    """A part of the time that begins now, which seeds follow; without a limit, no limit."""
+    return ENDLESS if limit.seconds is None else Budget(seconds=max(seconds, 1.0), seeds_follow=True)
 
 
-def _confirming_s(answer: Answer, limit: Budget, options: StudyOptions) -> float:
+def _confirming_s(answer: Answer, limit: Budget, options: StudyOptions, trials: int) -> float:
     """Seconds for the confirmation: what is left, but for a training on all images that is as long as its trials."""
     sizes = {name: split["count"] for name, split in answer.data["splits"].items()}
     last = SLOWER * sum(sizes.values()) / max(1, sizes["train"])  # trainings
-    trials = 2 * CONFIRM_SEEDS
     each = trials / workers_for(options, trials, LEAST_BYTES)
     return limit.left_s * each / (each + last)
 

@@ -6,7 +6,8 @@ Its variance is the fit's, its critical value that of k contrasts whatever their
 difference that one change makes to the other's effect; pairs are a second family.
 
 A run with a trial that failed is left out. The effects then come by least squares from the remaining runs, which
-assumes that changes add up. A change is unstable if runs with it are shown to fail more often than those without.
+assumes that changes add up, as where some exclude each other; what the runs say against it is tested (`misfit`). A
+change is unstable if runs with it are shown to fail more often than those without.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from vitmods.stats import sequential, tables
 from vitmods.stats.criteria import Criteria
 from vitmods.stats.effects import ENOUGH_DF, Intervals, Sides, effect_of, has_interval, mean_of
 from vitmods.stats.expected import with_expected
-from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
+from vitmods.stats.fit import ROUNDING, Array, Contrasts, Mask, contrasts, noise
 from vitmods.stats.gains import gains_of
 from vitmods.stats.images import images_part
 from vitmods.stats.read import Table
@@ -148,10 +150,13 @@ def factorial(table: Table, design: FactorialRuns, criteria: Criteria) -> Factor
     best = (
         list(design.arms.values())[int(run_means.argmax())] if acting else _best_signs(design, effects, counts[0] > 0)
     )
+    additive = misfit(trials, design.on[kept], gains.floor) if not pairs and gains.has_learned else math.nan
     failed_runs = gains.notes("runs", "runs with failed trials are left out, which assumes that changes add up")
     notes = [*failed_runs, *design.warnings]
     if acting:
         notes.append(f"changes act on each other ({listing(acting)}): an effect on base alone may differ")
+    if additive < ALPHA:
+        notes.append(f"changes do not add up (p = {additive:.2g}): an effect on base alone may differ")
     return Factorial(
         design, effects, pairs, best, bool(acting), int(seeds.sum()), images is None, look, tuple(notes)
     )  # fmt: skip
@@ -168,6 +173,19 @@ def intervals(
     part = None if images is None else images_part(np.einsum("qg,...gnm->...qnm", weights, images))
     half = half_width(estimates.variance, estimates.pooled_df, part, alpha, len(weights))
     return Intervals(estimates, half, part)
+
+
+def misfit(scores: Array, on: Mask, floor: float = 0.0) -> float:
+    """P value of the hypothesis that changes add up, on these images: an F test of what the means of runs (N, n) with
+    the changes `on` (N, k) leave beside the sum of effects. NaN where nothing is left over, or with one seed."""
+    x = np.column_stack([np.ones(len(on)), on])
+    df, seeds = len(on) - int(np.linalg.matrix_rank(x)), scores.shape[-1]
+    if df < 1 or seeds < 2:
+        return math.nan
+    means, errors = scores.mean(-1), noise(scores)
+    left = means - x @ (np.linalg.pinv(x) @ means)
+    mse = max(float(errors.mse), floor**2, (ROUNDING * np.abs(scores).max()) ** 2)  # no spread is not certainty
+    return float(special.fdtrc(df, errors.df_error, seeds * (left @ left) / df / mse))
 
 
 @lru_cache(maxsize=256)

@@ -248,7 +248,7 @@ class Request:
         elif not settings.is_settled and self.budget != ENDLESS:
             what = "As many seeds as fit the budget"
         say(options, f"{what}, in {place}")
-        chooses = facts is None and self.budget.seconds is not None and bool(settings.arms)
+        chooses = facts is None and self.budget.seconds is not None and (settings.arms or self.budget.seeds_follow)
         if chooses and not settings.open.isdisjoint({"base", "img_size", "epochs"}):
             from vitmods.study.choice import choose
 

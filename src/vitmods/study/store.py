@@ -365,7 +365,7 @@ class StudyFolder:
         return above if is_below else None
 
     def confirmation(self, arm: str) -> StudyFolder:
-        """The folder of the study that trains the best combination of a factorial one on fresh seeds."""
+        """The folder of the study that trains what this one chose on fresh seeds."""
         return StudyFolder(self.path / "confirm" / slug(arm))
 
     def evaluation(self, trial: Trial, split: str, path: Path | None = None) -> dict[str, Any]:

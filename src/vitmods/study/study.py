@@ -32,7 +32,7 @@ from vitmods.study.arms import (
 from vitmods.study.cells import ImageOptions, make_cell
 from vitmods.study.checkpoints import arms_in, check_weights_for, refuse_two_meanings, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
-from vitmods.study.design import DESIGNS, Design
+from vitmods.study.design import Design
 from vitmods.study.executors import StudyOptions
 from vitmods.study.grid import make_grid
 from vitmods.study.settings import SAYS_BASE, Rung, Settings, StudySettings, check_settings, make_seeds
@@ -403,8 +403,8 @@ class Study:
         longer: bool = False,
         **options: Any,
     ) -> Answer:
-        """Train the best combination that a factorial study in `out` predicts, or an arm of another study, against base
-        on fresh seeds, and on test if that study was about val.
+        """Train the best combination that a factorial study in `out` predicts, an arm of another study, or base alone,
+        against base on fresh seeds, and on test if that study was about val.
 
         It is another study, in a folder below `out`; the answer of a factorial one has its effect as the question
         `confirmed`.
@@ -412,7 +412,7 @@ class Study:
         Args:
             out: the study's folder.
             seeds: how many; None: as many as fit the budget.
-            arm: of a study of arms, which one; None: the combination.
+            arm: of a study of arms, which one, or `base`; None: the combination.
             longer: whether trainings are as long as fits the budget, if their length was not given.
             options: those of `run`.
 
@@ -426,7 +426,7 @@ class Study:
         if arm is None:
             self.settings.refuse("confirm")
         answer = Answer.load(out)
-        if arm not in (None, *(names := [one.name for one in self.settings.arms])):
+        if arm not in (None, *(names := [one.name for one in self.settings.every_arm])):
             raise UserError(f"The study does not have an arm {arm!r}. {nearest(arm or '', names)}")
         if arm is None and not answer.complete:
             raise UserError(f"{out} is not finished: run it first, so that the best combination is known.")
@@ -434,6 +434,7 @@ class Study:
             raise UserError("No change is predicted to help: a combination to confirm does not exist.")
         settings = self.settings.continuing(StudyFolder(out).known_facts().settings)
         chosen = settings.arm(arm) if arm else settings.design.combination(answer.headline.together)
+        arms = () if chosen.name == BASE else (chosen,)
         opened = frozenset() if seeds else frozenset({"seeds"})  # all else is as in the study that is confirmed
         if longer:
             lengths, recipe = {"epochs", "steps", *WARMUPS}, self.settings.recipe.settings()
@@ -445,9 +446,9 @@ class Study:
         study.settings = replace(
             settings,
             fixed=fixed,
-            arms=(chosen,),
+            arms=arms,
             until_decided=False,
-            design=DESIGNS["arms"].plan(settings),
+            design=None,  # the one that follows from the arms
             runs=None,
             spare=0,
             seeds=make_seeds(range(FRESH, FRESH + (seeds or Design.usual_seeds))),
