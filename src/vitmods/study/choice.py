@@ -191,7 +191,9 @@ def shorten(planned: Estimate, seeds: int) -> Length | None:
     if steps <= FEWEST_STEPS:
         return None
     seeds, available_s = (seeds, planned.safe_s) if planned.settings.is_settled else (SAFE_SEEDS, planned.available_s)
-    times = min(available_s / max(planned.seconds(seeds), 1e-9), SHORTER)
+    steps_s = sum(arm.step_s * n for arm, n in zip(planned.arms, planned.trials(seeds), strict=True))
+    training_s = max(steps * steps_s / planned.parallel, 1e-9)  # else models, files, and evaluations, which stay
+    times = min(1 + (available_s - planned.seconds(seeds)) / training_s, SHORTER)
     shorter = max(int(times * steps), FEWEST_STEPS)
     return {"epochs": shorter // per_epoch} if shorter >= MANY_EPOCHS * per_epoch else {"steps": shorter}
 
@@ -253,10 +255,10 @@ def too_short(planned: Estimate) -> str:
     if steps >= LEARNING_STEPS or "start" in settings.fixed or "epochs" not in settings.open:
         return ""
     needed_s = planned.reserve_s + planned.total_s * LEARNING_STEPS / steps
-    minutes = about(math.ceil(needed_s / 60))
+    minutes = plural(about(math.ceil(needed_s / 60)), "minute")
     return (
         f"A trial has {plural(steps, 'step')} in this budget, and base seldom learns in fewer than {LEARNING_STEPS}: "
-        f"there may be no verdict. About {minutes} minutes, fewer arms or trained weights (--from) help."
+        f"there may be no verdict. About {minutes}, fewer arms or trained weights (--from) help."
     )
 
 

@@ -402,8 +402,9 @@ def estimate(
                     planned_of[cell] + for_tuning + of_base - len(trials)
                 )  # their point is not chosen yet
                 arm_time = timed[cell] = stopwatch.time(cell, model, trained, len(points))
-                times = f"{duration(arm_time.step_s)} a step, about {duration(arm_time.trial_s)} a trial"
-                say(options, f"{len(timed):>3} of {len(settings.cells)}  {arm_time.arm}: {times}")
+                if stopwatch.tells(cell):
+                    times = f"{duration(arm_time.step_s)} a step, about {duration(arm_time.trial_s)} a trial"
+                    say(options, f"{len(timed):>3} of {len(settings.cells)}  {arm_time.arm}: {times}")
                 del model  # before the next one is built
     arms = [timed[cell] for cell in settings.cells]
     first = [record for trial, record in state.answered.items() if trial.setting == settings.sweep.points[0]]
