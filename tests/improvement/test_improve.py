@@ -312,7 +312,8 @@ def test_a_folder_of_a_study_is_refused_and_what_the_model_has_seen_is_known(fin
         (("train/a", "train/b", "val/a", "val/b", "test/a", "test/b"), {"train", "val", "test"}, None),
     ],
 )
-def test_every_folder_gets_a_val_and_a_test_split(tmp_path, small_images, folders, splits, fraction):
+def test_every_folder_gets_a_val_and_a_test_split(tmp_path, small_images, monkeypatch, folders, splits, fraction):
+    count = 12 * sum(not folder.startswith(("val", "test")) for folder in folders)
     data = small_images(tmp_path / "photos", folders)
     spec, images = module._held_out(str(data), ImageOptions())
     assert images.val_fraction == fraction
@@ -323,6 +324,9 @@ def test_every_folder_gets_a_val_and_a_test_split(tmp_path, small_images, folder
     runner = module.StudyFolder(tmp_path / "none")
     from vitmods.study.trial import TrialRunner
 
+    monkeypatch.setattr(module, "MOST_VAL", 3)
+    few = module._held_out(str(data), ImageOptions())[1]
+    assert (few.val_fraction, few.limit_val) == ((3 / count, None) if fraction else (None, 3))
     dataset = TrialRunner(runner, study.settings.measure).dataset(study.settings.cell("base"))
     assert set(dataset.splits) == splits
     assert dataset.eval_split == "val"

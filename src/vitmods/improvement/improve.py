@@ -56,7 +56,7 @@ SCREEN_SEEDS, FEWEST_SEEDS = 3, 2
 PLANNED = 0.4  # of the time, at most, for the screen
 CONFIRMED = 1 / 3  # of the time, at least, for the confirmation
 CONFIRM_SEEDS = 5
-MADE_VAL = 0.2  # of the images, where val is made: the screen is judged on it
+MADE_VAL, MOST_VAL = 0.2, 4_000  # of the images, where val is made: each trial of the screen is judged on it
 SLOWER = 1.25  # the last training, times what it is expected to take
 ADAPTING = {
     "attention": "training attention alone keeps most of what the weights know",
@@ -437,8 +437,8 @@ def _held_out(data: str, images: ImageOptions) -> tuple[str, ImageOptions]:
         raise UserError("improve chooses on val and confirms on test: leave fold out (--fold).")
     if images.split_file is not None:
         return data, images
-    splits = set(open_source(data).splits)
-    folder = Path(data)
+    counts = {name: len(records) for name, records in open_source(data).splits.items()}
+    splits, folder = set(counts), Path(data)
     if splits == {"train", "val"} and (folder / "val").is_dir() and (folder / "train").is_dir():
         return _held_out(f"{data}?splits=train:train,val:test", images)
     if "test" not in splits and splits != {"train"}:
@@ -446,8 +446,11 @@ def _held_out(data: str, images: ImageOptions) -> tuple[str, ImageOptions]:
             f"improve chooses on val and confirms on test, and {data} has {listing(sorted(splits))}: call the images "
             'to confirm on test, as in --data "path?splits=train:train,val:test" (val is then made from train).'
         )
-    if "val" not in splits and images.val_fraction is None and images.limit_val is None:
-        images = replace(images, val_fraction=MADE_VAL)
+    if images.val_fraction is None and images.limit_val is None:
+        if "val" not in splits:
+            images = replace(images, val_fraction=min(MADE_VAL, MOST_VAL / (counts.get("train") or 1)))
+        elif counts["val"] > MOST_VAL:
+            images = replace(images, limit_val=MOST_VAL)
     return data, images
 
 
