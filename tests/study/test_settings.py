@@ -311,3 +311,29 @@ def test_values_that_are_read_once_are_kept():
     study = Study("mu1/4", ["dpn"], sweep=(f"lr={values}" for values in ["1e-3,2e-3"]), tune={"epochs": iter([1, 2])})
     assert study.settings.sweep.to_dict() == {"lr": [0.001, 0.002]}
     assert study.settings.tune.to_dict() == {"epochs": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "same"),
+    [
+        ("photos", "photos/", True),
+        ("photos/", "./photos", True),
+        ("photos?label=kind", "./photos?label=kind", True),
+        ("photos?label=kind", "photos?label=color", False),
+        ("photos", "others", False),
+        ("digits", "clothes", False),
+    ],
+)
+def test_another_spelling_of_the_place_of_images_and_weights_is_the_same_study(tmp_path, monkeypatch, was, now, same):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    start = {"fingerprint": "f", "positions": "bicubic"}
+    study = settings(["dpn"])
+    before, after = (
+        replace(study, fixed={**study.fixed, "data": place, "start": {"source": place, **start}})
+        for place in (was, now)
+    )
+    recorded = before.to_dict()
+    assert (differences(recorded, after.continuing(recorded).to_dict()) == []) is same
+    absolute = replace(before, fixed={**before.fixed, "data": str(tmp_path / was)})
+    assert absolute.continuing(recorded).fixed["data"] == was

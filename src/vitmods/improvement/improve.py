@@ -45,7 +45,7 @@ from vitmods.study.store import IMAGES_FILE, StudyFolder, read_object
 from vitmods.study.study import USUAL_IMAGES, USUAL_OPTIONS, Study, override
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_atomically, write_json
+from vitmods.util.files import is_same_place, write_atomically, write_json
 from vitmods.util.registry import plugin_options
 from vitmods.util.text import Printed, listing, plural
 
@@ -354,7 +354,8 @@ class _Request:
         is_plain = chosen_by["candidates"] is None and not chosen_by["without"] and not chosen_by["with_recipe"]
         pairs += [] if is_plain else [(name, before.get(name), value) for name, value in chosen_by.items()]
         for name, was, value in pairs:
-            if was != value:
+            is_path = name in ("data", "from") and None not in (was, value)
+            if was != value and not (is_path and is_same_place(was, value)):
                 raise UserError(
                     f"{named(self.out)} tries {listing([one.change for one in tried])}, and was asked for with {name} "
                     f"{was}, not {value}: choose another folder (--out)."

@@ -29,6 +29,7 @@ from vitmods.study.cells import MOST_SEEDS, Cell, Trial, make_cell
 from vitmods.study.design import DESIGNS, Design
 from vitmods.study.grid import AS_IS, UNTUNED, Grid, Point, make_grid
 from vitmods.util.errors import UserError
+from vitmods.util.files import is_same_place
 from vitmods.util.text import flatten, listing
 
 if TYPE_CHECKING:
@@ -353,9 +354,15 @@ class Settings(StudySettings):
         return self.design.factors(self.arms)
 
     def continuing(self, recorded: Mapping[str, Any]) -> Settings:
-        """The same with what is open as it was recorded (from `to_dict`), and with the recorded runs of a factorial
-        study, where it is of the same changes and as many runs."""
+        """The same with what is open as it was recorded (from `to_dict`), with the recorded spelling of the places of
+        images and weights, and with the recorded runs of a factorial study, where it is of the same changes and as many
+        runs."""
         fixed = {name: recorded[name] for name in self.open.intersection(self.fixed, recorded)}
+        if is_same_place(self.fixed["data"], recorded.get("data", "")):
+            fixed["data"] = recorded["data"]
+        start, before = self.fixed.get("start"), recorded.get("start")
+        if start and before and is_same_place(start["source"], before["source"]):
+            fixed["start"] = {**start, "source": before["source"]}
         if any(name not in self.fixed for name in self.open - {"seeds"}):
             old = Recipe.from_dict(recorded["recipe"]).settings()
             old = {"rates": (), **old}
