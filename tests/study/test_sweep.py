@@ -19,6 +19,7 @@ from vitmods.study.grid import make_grid
 from vitmods.study.settings import Settings, check_settings
 from vitmods.study.tables import over_studies
 from vitmods.util.errors import UserError
+from vitmods.util.files import write_json
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
 
@@ -196,6 +197,7 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "dpn on each data set" in printed
     assert "On average over 2 data sets" in printed
+    assert "was shown before" not in printed
 
     folders = [path.parent for path in sorted(out.glob("*/study.json"))]
     studies = [Answer.load(folder) for folder in folders]
@@ -211,7 +213,11 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
     assert shell([*command, "--quiet", "--dry-run", "--out", str(out)]) == 0
     assert capsys.readouterr().out.count("0 trials to run (6 are finished)") == 2
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    assert written["shown"] == [["digits", str(photos)]]
+    write_json(out / "over_data.json", {**written, "shown": [["digits", "others"], *written["shown"]]})
     assert shell([*command[:-2], "--quiet", "--out", str(out)]) == 0, "without --seeds a study keeps its own"
+    assert "The average was shown before over digits and others. Sets that are" in capsys.readouterr().out
+    assert len(json.loads((out / "over_data.json").read_text())["shown"]) == 2
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
     again = shutil.copytree(folders[0], tmp_path / "again")
     stored = json.loads((again / "study.json").read_text())

@@ -100,11 +100,6 @@ class OfChange:
         """Which of base, image size, length of training and design are not the same in all studies."""
         return [word for name, word in COMPARED.items() if len({getattr(one, name) for one in self.findings}) > 1]
 
-    @property
-    def differ(self) -> str:
-        """A remark on that; empty where all are the same."""
-        return f"studies differ in {listing(self.differ_in)}" * bool(self.differ_in)
-
     def on(self, data: str) -> tuple[float, float, float]:
         """The effect on a data set and its interval, over its studies."""
         return across_studies([[(found.effect, found.low, found.high) for found in self.sets[data]]])
@@ -129,13 +124,11 @@ class OfChange:
         self, name: str, interval: Sequence[float], verdict: Verdict, thick: Sequence[float] = (math.nan, math.nan)
     ) -> Effect:
         """As tables and plots take it; `thick` is the thick interval of a plot."""
-        unknown = dict.fromkeys(
-            ("base_mean", "arm_mean", "sd", "df", "spread_ratio", "correlation", "images_sd"), math.nan
-        )
+        margin, unit = min(one.margin for one in self.findings), FRACTION if self.unit == "points" else self.unit
+        unknown = [math.nan] * 7
         return Effect(
-            name, *interval, *thick, verdict, n=0, failures=0, base_failures=0, family=1, alpha=ALPHA,
-            margin=min(one.margin for one in self.findings), unit=FRACTION if self.unit == "points" else self.unit,
-            higher_is_better=self.findings[0].higher_is_better, **unknown,
+            name, *interval, *thick, verdict, 0, *unknown, 0, 0, margin, 1, ALPHA, unit,
+            higher_is_better=self.findings[0].higher_is_better,
         )  # fmt: skip
 
 
@@ -157,16 +150,14 @@ class Evidence(Printed):
     @property
     def caption(self) -> str:
         """What the rows of the table are."""
-        few = f"With fewer than {ENOUGH_SETS} data sets there is no claim on others."
-        notes = (CLAIMS, *[few] * any(not found.other for found in self.changes))
-        return " ".join(notes if any(found.other for found in self.changes) else (EFFECTS, few))
+        claims = [bool(found.other) for found in self.changes]
+        few = f" Fewer than {ENOUGH_SETS} data sets: no claim on others." * (not all(claims))
+        return (CLAIMS if any(claims) else EFFECTS) + few
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        changes = [
-            asdict(found) | {"other": found.other and found.other._asdict(), "differ_in": found.differ_in}
-            for found in self.changes
-        ]
+        more = [{"other": one.other and one.other._asdict(), "differ_in": one.differ_in} for one in self.changes]
+        changes = [asdict(found) | facts for found, facts in zip(self.changes, more, strict=True)]
         return {"changes": changes, "left_out": list(self.left_out)}
 
     def to_markdown(self) -> str:
@@ -194,7 +185,8 @@ class Evidence(Printed):
 
     def _rows(self, of_change: str, of_set: str) -> Iterator[tuple[str, ...]]:
         for found in self.changes:
-            yield of_change.format(found.title), "", found.differ
+            differ = f"studies differ in {listing(found.differ_in)}" * bool(found.differ_in)
+            yield of_change.format(found.title), "", differ
             for effect in found.effects:
                 shown = f"{signed(effect.effect, effect.digits)} {interval(effect)}"
                 about = "; ".join(dict.fromkeys(one.conditions for one in found.sets.get(effect.arm, ())))
@@ -209,9 +201,9 @@ _COLUMNS = ("change, data set", "effect, 95 % interval", "model and training")
 LIKE_THESE, FURTHER = "data sets like these", "a further data set"
 EFFECTS = "Effects are arm minus base, with 95 % intervals."
 CLAIMS = (
-    f"{EFFECTS} {LIKE_THESE.capitalize()}: the mean effect over such sets; these intervals hold together over the "
-    f"changes. {FURTHER.capitalize()}: what a study of the same kind measures there, its own error included. Both are "
-    "for one look: name the sets before you see their effects."
+    f"{EFFECTS} {LIKE_THESE.capitalize()}: the mean effect over such sets, with intervals that hold together over the "
+    f"changes; {FURTHER}: what a study of the same kind measures there, its own error included. Both are for one look "
+    "at data sets that were named before."
 )
 WIDTH = 80  # columns of the printed table
 
