@@ -245,7 +245,7 @@ def test_three_data_sets_are_a_sample_of_others():
         assert not fewer.others, "settings are not a sample, and two data sets are too few"
         assert "other_sets" not in fewer.to_dict()
     lost = averaged(scores, unit="points", chance={"a": 0.0, "b": 0.0, "c": 90.0}, shared_images=False)
-    assert lost.on_others("dpn") == Verdict.WITHHELD
+    assert (lost.others, lost.left_out) == ({}, ("c",)), "two are left"
 
 
 @pytest.mark.parametrize("gain", [0.0, 30.0], ids=["nothing learned", "an arm alone learned"])

@@ -182,7 +182,8 @@ def test_one_setting_is_no_sweep():
         make({"lr": [1e-3]})
 
 
-def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
+def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vitmods.stats.gains.has_learned", lambda *arm: True)  # 3 steps teach little
     photos = tmp_path / "photos"
     for number in range(90):
         folder = photos / f"class{number % 2}"
@@ -219,6 +220,8 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
     assert "The average was shown before over digits and others. Sets that are" in capsys.readouterr().out
     assert len(json.loads((out / "over_data.json").read_text())["shown"]) == 2
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    monkeypatch.undo()
+    assert "digits" in over_studies(folders).left_out
     again = shutil.copytree(folders[0], tmp_path / "again")
     stored = json.loads((again / "study.json").read_text())
     stored["settings"]["data"] += "/"

@@ -72,10 +72,8 @@ class OverSettings:
         )
 
     def on_others(self, arm: str) -> Verdict:
-        """The verdict on data sets like these; withheld where that on average is."""
+        """The verdict on data sets like these."""
         effect = self.decision[arm]
-        if effect.verdict == Verdict.WITHHELD:
-            return effect.verdict
         return self.others[arm].verdict(effect.higher_is_better, effect.margin)
 
     def of_others(self, arm: str) -> str:
