@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.data.sources import SOURCES
-from vitmods.stats.across import ALPHA, ENOUGH_SETS, OtherSets, across_studies, other_sets
+from vitmods.stats.across import ALPHA, ENOUGH_SETS, Interval, OtherSets, across_studies, other_sets
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import FRACTION, Effect, Verdict, verdict_of
 from vitmods.study.answer import VIEWS, Answer
@@ -121,11 +121,11 @@ class OfChange:
         return found
 
     def _effect(
-        self, name: str, interval: Sequence[float], verdict: Verdict, thick: Sequence[float] = (math.nan, math.nan)
+        self, name: str, interval: Interval, verdict: Verdict, thick: tuple[float, float] = (math.nan, math.nan)
     ) -> Effect:
         """As tables and plots take it; `thick` is the thick interval of a plot."""
         margin, unit = min(one.margin for one in self.findings), FRACTION if self.unit == "points" else self.unit
-        unknown = [math.nan] * 7
+        unknown = (math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, math.nan)
         return Effect(
             name, *interval, *thick, verdict, 0, *unknown, 0, 0, margin, 1, ALPHA, unit,
             higher_is_better=self.findings[0].higher_is_better,
