@@ -238,7 +238,8 @@ def evidence_map() -> str:
             model = f"{_several(facts['depth'])} blocks, patches of {_several(facts['patch'])} px"
             model += "" if study.scores else r" \*"
             of_study = study.name, set_of(str(facts["data"])), facts["images"], model, study.seeds
-            findings.append(Finding(short, "top-1", "points", True, 0.5, *of_study, *study.effects[arm]))
+            length = f"{_several(facts['epochs'])} epochs"
+            findings.append(Finding(short, "top-1", "points", True, 0.5, *of_study, *study.effects[arm], length=length))
     every = together(findings)
     several = replace(every, changes=tuple(found for found in every.changes if len(found.sets) > 1))
     alone = ", ".join(f"`{found.change}`" for found in every.changes if len(found.sets) == 1)

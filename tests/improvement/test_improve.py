@@ -68,6 +68,15 @@ def test_what_is_to_be_expected_of_a_change_is_its_shrunken_mean():
     )
 
 
+@pytest.mark.parametrize("data", ["x", "path/to/X/", "torchvision:X?root=there", r"C:\sets\x"])
+def test_what_was_found_on_the_same_data_set_does_not_choose(data):
+    one = {"change": "a", "data": "x", "images": 1000, "channels": 3, "patch_values": 48, "half": 2.0}
+    known = [{**one, "effect": 9.0}, {**one, "effect": 4.0, "data": "y"}]
+    (left,) = promising(Setting(1000, 3, 48), known, data)
+    assert left.reason == "+4.0 on y (1 other data set)"
+    assert "x and" in promising(Setting(1000, 3, 48), known, "path/to/another/x/images")[0].reason
+
+
 def test_studies_of_one_data_set_say_no_more_than_one_and_the_patch_is_the_models():
     one = {"change": "a", "data": "x", "images": 1000, "channels": 3, "patch_values": 48, "effect": 4.0, "half": 2.0}
     here = Setting(1000, 3, 48)
@@ -108,7 +117,8 @@ def test_without_arms_the_shell_compares_the_most_promising_changes(tmp_path, ca
     said = capsys.readouterr().err
     answer = Answer.load(tmp_path / "out")
     stems_and_norms = ("hmlp", "stem(kind=linear,gelu=true)", "stem(kind=levit,norm=layer)", "switchnorm", "batchnorm")
-    best = [one.change for one in promising(Setting(0, 1, 16)) if one.change not in stems_and_norms][:3]  # one a slot
+    elsewhere = [one for one in promising(Setting(0, 1, 16), data="digits") if one.change not in stems_and_norms]
+    best = [one.change for one in elsewhere][:3]  # one a slot
     assert [arm.name for arm in answer.arms] == best
     assert "Comparing the most promising changes" in said
     assert all(f"{change}, " in said for change in best)

@@ -245,4 +245,26 @@ def test_three_data_sets_are_a_sample_of_others():
         assert not fewer.others, "settings are not a sample, and two data sets are too few"
         assert "other_sets" not in fewer.to_dict()
     lost = averaged(scores, unit="points", chance={"a": 0.0, "b": 0.0, "c": 90.0}, shared_images=False)
-    assert lost.on_others("dpn") == Verdict.WITHHELD
+    assert (lost.others, lost.left_out) == ({}, ("c",)), "two are left"
+
+
+@pytest.mark.parametrize("gain", [0.0, 30.0], ids=["nothing learned", "an arm alone learned"])
+def test_a_data_set_on_which_base_has_not_learned_is_part_of_no_average(gain):
+    scores = scores_of({name: {"dpn": 1.0 + b} for b, name in enumerate("abc")})
+    scores["bad"] = {arm: {s: 10 + g + 0.01 * s for s in range(4)} for arm, g in {"base": 0.0, "dpn": gain}.items()}
+    chance, options = dict.fromkeys(scores, 0.0) | {"bad": 10.0}, {"unit": "points", "shared_images": False}
+    every = averaged(scores, chance=chance, **options)
+    alone = averaged({name: scores[name] for name in "abc"}, chance=0.0, **options)
+    assert every.left_out == ("bad",)
+    assert every.to_dict()["left_out"] == ["bad"]
+    assert set(every.each["dpn"]) == {*"abc", "bad"}
+    assert (every["dpn"].effect, every["dpn"].low) == (alone["dpn"].effect, alone["dpn"].low)
+    assert every["dpn"].verdict == Verdict.HELPS
+    assert every.others["dpn"].effect == pytest.approx(alone.others["dpn"].effect, rel=0.05)
+    assert "bad" not in every.range("dpn")
+    assert any(note.startswith("without bad, where base has not learned") for note in every.decision.notes)
+    one = averaged({name: scores[name] for name in ("a", "bad")}, chance=chance, **options)
+    assert one["dpn"].verdict == Verdict.WITHHELD
+    assert math.isnan(one["dpn"].effect)
+    assert not one.depends("dpn")
+    assert "fewer than two data sets: there is no average" in str(one)

@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from vitmods.stats.across import across_studies, other_sets
 from vitmods.stats.verdict import Verdict
 from vitmods.study import Answer
 from vitmods.study.evidence import FURTHER, LIKE_THESE, Finding, evidence, together
+from vitmods.study.questions import Question
 from vitmods.util.errors import UserError
 
 GALLERY = Path(__file__).parents[2] / "docs" / "gallery"
@@ -38,8 +40,13 @@ def test_studies_below_a_folder_are_found_and_kept_apart_by_metric(runs):
     assert {one.metric for one in found.changes if one.change == "dpn"} == {"top-1", "mean IoU"}
     effect = Answer.load(runs / "digits")["dpn"]
     assert found["dpn"].on("digits") == (effect.effect, *effect.interval)
-    assert found["postnorm"].sets["digits"][0].model == "mu6/2"
-    assert "Fewer than 3 data sets: no claim on others." in str(found)
+    (one,) = found["dpn"].sets["digits"]
+    assert one.conditions == "mu6/2 at 8 px, 10 epochs, 1,259 images, 4 seeds"
+    assert one.verdict == effect.verdict
+    assert found["dpn"].differ_in == ["base", "image size", "length of training"]
+    assert "dpn (top-1): studies differ in base, image size and length of training" in str(found)
+    assert max(map(len, str(found).splitlines())) <= 80
+    assert "Fewer than 3 data sets: no claim on others." in " ".join(str(found).split())
     assert json.loads(json.dumps(found.to_dict()))["left_out"] == []
 
 
@@ -154,6 +161,55 @@ def test_the_intervals_of_several_changes_hold_together():
     few = [finding("a", 1.0, 0.4, "levit")]
     alone, both = together([*one, *few])["dpn"].other, together([*one, *two])["dpn"].other
     assert both.high - both.low > 1.2 * (alone.high - alone.low)
+
+
+@pytest.mark.parametrize(
+    ("other", "differ"),
+    [
+        ({"length": "20 epochs"}, ["length of training"]),
+        ({"model": "S/16", "pixels": "64 px"}, ["base", "image size"]),
+        ({"design": "factorial"}, ["design"]),
+        ({"images": 9000, "seeds": 3}, []),
+    ],
+)
+def test_what_studies_of_a_change_differ_in_is_said_in_every_form(other, differ):
+    here = replace(finding("a", 1.0, 0.4), length="10 epochs", pixels="32 px")
+    found = together([here, replace(here, data="b", **other)])
+    assert found["dpn"].differ_in == found.to_dict()["changes"][0]["differ_in"] == differ
+    remark = f"studies differ in {' and '.join(differ)}" if differ else "differ"
+    for form in (str(found), found.to_markdown(), found.to_latex()):
+        assert (remark in form) == bool(differ)
+        assert "Effects are arm minus base" in form.replace("\n", " ")
+    assert "mu3/4 at 32 px, 10 epochs, 100 images, 5 seeds" in found.to_markdown()
+
+
+def test_a_study_whose_base_has_not_learned_does_not_count_even_if_its_arms_help(runs, monkeypatch):
+    effects = Question.effects.fget
+    helps = {"base_learned": False, "verdict": Verdict.HELPS}
+    hidden = property(lambda asked: {arm: replace(one, **helps) for arm, one in effects(asked).items()})
+    monkeypatch.setattr(Question, "effects", hidden)
+    with pytest.raises(UserError, match="interval: base has not learned in"):
+        evidence(runs / "digits")
+
+
+def test_the_page_has_a_plot_and_the_studies_of_each_change_and_what_was_left_out(runs, said, refused, tmp_path):
+    pairs = {"a": (1.0, 0.4), "b": (2.0, 0.5), "<c>": (1.6, 0.3)}
+    several = [replace(finding(data, *pair), length="10 epochs") for data, pair in pairs.items()]
+    found = together([*several, finding("a", -0.2, 9.0, "rms", study="two")], ["three is not finished"])
+    page = found.report(tmp_path / "page.html").read_text()
+    assert "On data sets like these, dpn helps." in page
+    assert page.count('class="wide"') == page.count('class="narrow"') == 2
+    assert f"{FURTHER}: +{found['dpn'].other.effect:.2f} [" in page
+    for text in ("mu3/4, 10 epochs, 100 images, 5 seeds", "Three is not finished", "Shaded: the margin of 0.5 points"):
+        assert text in page
+    assert "&lt;c&gt;" in page
+    assert "<c>" not in page
+    few = together(several[:2]).report(tmp_path / "few.html").read_text()
+    assert "nothing is known of other data sets" in few
+    assert "Left out" not in few
+    assert "Page: " in said(f"evidence {runs / 'digits'} --out {tmp_path / 'shell.html'} --json").err
+    assert (tmp_path / "shell.html").exists()
+    assert "must end with .html" in refused(f"evidence {runs / 'digits'} --out {tmp_path / 'page.pdf'}")
 
 
 def test_the_command_prints_four_forms(runs, said):

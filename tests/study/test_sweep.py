@@ -19,6 +19,7 @@ from vitmods.study.grid import make_grid
 from vitmods.study.settings import Settings, check_settings
 from vitmods.study.tables import over_studies
 from vitmods.util.errors import UserError
+from vitmods.util.files import write_json
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
 
@@ -181,7 +182,8 @@ def test_one_setting_is_no_sweep():
         make({"lr": [1e-3]})
 
 
-def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
+def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vitmods.stats.gains.has_learned", lambda *arm: True)  # 3 steps teach little
     photos = tmp_path / "photos"
     for number in range(90):
         folder = photos / f"class{number % 2}"
@@ -196,6 +198,7 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "dpn on each data set" in printed
     assert "On average over 2 data sets" in printed
+    assert "was shown before" not in printed
 
     folders = [path.parent for path in sorted(out.glob("*/study.json"))]
     studies = [Answer.load(folder) for folder in folders]
@@ -211,8 +214,14 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
     assert shell([*command, "--quiet", "--dry-run", "--out", str(out)]) == 0
     assert capsys.readouterr().out.count("0 trials to run (6 are finished)") == 2
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    assert written["shown"] == [["digits", str(photos)]]
+    write_json(out / "over_data.json", {**written, "shown": [["digits", "others"], *written["shown"]]})
     assert shell([*command[:-2], "--quiet", "--out", str(out)]) == 0, "without --seeds a study keeps its own"
+    assert "The average was shown before over digits and others. Sets that are" in capsys.readouterr().out
+    assert len(json.loads((out / "over_data.json").read_text())["shown"]) == 2
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    monkeypatch.undo()
+    assert "digits" in over_studies(folders).left_out
     again = shutil.copytree(folders[0], tmp_path / "again")
     stored = json.loads((again / "study.json").read_text())
     stored["settings"]["data"] += "/"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from vitmods.cli.options import note, parse
+from vitmods.util.address import named
 from vitmods.util.errors import UserError
 
 
@@ -21,11 +23,14 @@ class Evidence:
 
     examples:
       vitmods evidence runs
+      vitmods evidence runs --out evidence.html
       vitmods evidence runs/pets runs/leaves runs/clothes --markdown
     """
 
     folders: Annotated[tuple[str, ...], tyro.conf.Positional]
     """folders of studies, or with studies in them"""
+    out: Path | None = None
+    """also write a page (.html): a plot and the studies of each change, and what was left out"""
     markdown: bool = False
     """print a Markdown table"""
     latex: bool = False
@@ -48,7 +53,10 @@ def main(arguments: Sequence[str]) -> int:
 
     found = evidence(options.folders)
     table = found.to_latex() if options.latex else found.to_markdown() if options.markdown else found
+    page = options.out and found.report(options.out)
     print(json.dumps(found.to_dict(), indent=1) if options.json else table)
     if table is not found and found.left_out:
         note(f"Left out: {'; '.join(found.left_out)}.")
+    if page:
+        note(f"Page: {named(page)}")
     return 0

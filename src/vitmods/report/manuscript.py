@@ -191,8 +191,7 @@ def _training(answer: Answer) -> Iterator[str]:
         pairs = [(name, value) for name, value in pairs if value and (name, value) != ("repeats", 1)]
         return [f"{_term(name)} {show_value(value)}" for name, value in pairs if name not in ignored]
 
-    steps, epochs = resolved.get("steps"), resolved.get("epochs", recipe["epochs"])
-    length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if recipe["steps"] is None else f"{recipe['steps']:,} steps"
+    length, steps = answer.length, resolved.get("steps")
     length += f" ({steps:,} steps)" if steps and has_same_steps and recipe["steps"] is None else ""
     besides = "Except for the values named below, every" if varied else "Every"
     purpose = f" for {task.title}" if task and not classifies else ""

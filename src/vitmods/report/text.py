@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vitmods.stats.decision import PAIRS, level_of
@@ -56,12 +56,12 @@ NAMED = 2  # at most so many arms of one verdict are named in the headline; more
 
 def ranked(answer: Answer) -> list[tuple[ArmAnswer, Effect]]:
     """Sort arms and effects: best verdict first, then the larger effect; arms without a number last."""
-    return sorted(((arm, arm.effect) for arm in answer.arms if arm.effect), key=lambda row: _rank(row[1]))
+    return sorted(((arm, arm.effect) for arm in answer.arms if arm.effect), key=lambda row: rank(row[1]))
 
 
 def ranked_effects(answer: Answer) -> list[Effect]:
     """Sort the effects in the headline the same way."""
-    return sorted(answer.headline.effects.values(), key=_rank)
+    return sorted(answer.headline.effects.values(), key=rank)
 
 
 def plotted_effects(answer: Answer) -> list[Effect]:
@@ -69,7 +69,7 @@ def plotted_effects(answer: Answer) -> list[Effect]:
     return [effect for effect in ranked_effects(answer) if effect.n and not math.isnan(effect.effect)]
 
 
-def _rank(effect: Effect) -> tuple[int, float]:
+def rank(effect: Effect) -> tuple[int, float]:
     return (list(WORDS).index(effect.verdict), -effect.gain) if effect.n else (len(WORDS), 0.0)
 
 
@@ -87,27 +87,29 @@ def headline(answer: Answer) -> str:
         return f"{not_learned(answer)}: there are no verdicts."
     if not (effects := ranked_effects(answer)):
         return f"{question.scope}."
-    by_verdict: dict[Verdict, list[str]] = {}
-    for effect in effects:
-        by_verdict.setdefault(effect.verdict, []).append(effect.arm)
-    what = f"{question.label}s"
-    if len(effects) > 1 and by_verdict.keys() == {Verdict.OPEN}:
-        every = "both" if len(effects) == 2 else f"all {len(effects)}"
-        sentences = [f"Nothing is decided: {every} {what} are open."]
-    else:
-        parts = []
-        for verdict, names in by_verdict.items():
-            subject = listing(names) if len(names) <= NAMED else f"{len(names)} {what}"
-            verb = WORDS[verdict].singular if len(names) == 1 else WORDS[verdict].plural
-            parts.append(f"{subject} {verb.format(base=base)}")
-        these = "on these test images" * (answer.decision.generalize == "seeds")
-        scope = " and ".join(filter(None, [these, question.scope]))
-        claim = f"{scope}{', ' * bool(scope)}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
-        sentences = [claim[0].upper() + claim[1:] if scope else claim]  # names of arms keep their case
+    these = "on these test images" * (answer.decision.generalize == "seeds")
+    sentences = [verdicts(effects, f"{question.label}s", base, " and ".join(filter(None, [these, question.scope])))]
     remarked = (effect.arm for effect in effects if effect.arm in question.remarks)
     sentences += [f"{name}: {question.remarks[name]}." for name in remarked]
     sentences += [f"{fresh_text(other)}." for other in answer.questions.values() if other.has_fresh_seeds]
     return " ".join(sentences)
+
+
+def verdicts(effects: Sequence[Effect], what: str, base: str, scope: str = "") -> str:
+    """Say in a sentence which arms, which are `what`, help or hurt, best first; `scope`: where."""
+    by_verdict: dict[Verdict, list[str]] = {}
+    for effect in effects:
+        by_verdict.setdefault(effect.verdict, []).append(effect.arm)
+    if len(effects) > 1 and by_verdict.keys() == {Verdict.OPEN}:
+        every = "both" if len(effects) == 2 else f"all {len(effects)}"
+        return f"Nothing is decided: {every} {what} are open."
+    parts = []
+    for verdict, names in by_verdict.items():
+        subject = listing(names) if len(names) <= NAMED else f"{len(names)} {what}"
+        verb = WORDS[verdict].singular if len(names) == 1 else WORDS[verdict].plural
+        parts.append(f"{subject} {verb.format(base=base)}")
+    claim = f"{scope}{', ' * bool(scope)}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
+    return claim[0].upper() + claim[1:] if scope else claim  # names of arms keep their case
 
 
 def running_text(answer: Answer) -> str:
@@ -417,7 +419,7 @@ def rows_of(answer: Answer, name: str) -> dict[str, list[Row]]:
     arms = {arm.name: arm for arm in answer.every_arm} if question.against else {}
     table = {}
     for heading, effects in question.groups.items():
-        ordered = list(effects.items()) if heading else sorted(effects.items(), key=lambda row: _rank(row[1]))
+        ordered = list(effects.items()) if heading else sorted(effects.items(), key=lambda row: rank(row[1]))
         rows: list[tuple[str, Effect | None]] = [(question.against, None)] * bool(arms)
         table[heading] = [
             _row(label, effect, arms.get(label), answer, under[heading] if heading else None)._replace(

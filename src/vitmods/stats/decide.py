@@ -139,7 +139,9 @@ def decision_of(
     if not gains.has_learned:
         learned = dict(zip(arms, gains.learned))
         effects = {
-            arm: effect if arm in frozen or (learned[arm] and effect.verdict == Verdict.HELPS) else effect.withheld()
+            arm: dataclasses.replace(effect, base_learned=False)
+            if arm in frozen or (learned[arm] and effect.verdict == Verdict.HELPS)
+            else effect.withheld()
             for arm, effect in effects.items()
         }
         best, ruled_out = (), ()

@@ -25,7 +25,7 @@ from vitmods.stats.across import ENOUGH_SETS, OtherSets, other_sets
 from vitmods.stats.criteria import Criteria
 from vitmods.stats.decide import decision_of
 from vitmods.stats.decision import Decision
-from vitmods.stats.fit import Array
+from vitmods.stats.fit import Array, Mask
 from vitmods.stats.gains import FAILURES, Gains, gains_of
 from vitmods.stats.read import Table, in_common
 from vitmods.stats.sequential import ALPHA
@@ -42,6 +42,7 @@ class OverSettings:
     each: dict[str, dict[str, Effect]]  #: arm -> setting -> its effect there
     departures: dict[str, dict[str, Effect]]  #: arm -> setting -> how far that is from the average
     others: dict[str, OtherSets] = field(default_factory=dict)  #: arm -> data sets like these, of three or more
+    left_out: tuple[str, ...] = ()  #: data sets on which base has not learned: they are part of no average
 
     def __getitem__(self, arm: str) -> Effect:
         return self.decision[arm]
@@ -59,20 +60,20 @@ class OverSettings:
             for part, rows in parts.items()
         }
         others = {arm: {**other._asdict(), "verdict": self.on_others(arm)} for arm, other in self.others.items()}
-        return {"average": self.decision.to_dict(), **by_arm, **({"other_sets": others} if others else {})}
+        more = {"other_sets": others, "left_out": list(self.left_out)}
+        return {"average": self.decision.to_dict(), **by_arm, **{name: part for name, part in more.items() if part}}
 
     def depends(self, arm: str) -> bool:
         """Whether it is shown that the arm's effect depends on the setting."""
-        return any(
+        return not np.isnan(self.decision[arm].effect) and any(
             max(effect.interval[0], -effect.interval[1]) > 0 and effect.verdict != Verdict.WITHHELD
-            for effect in self.departures[arm].values()
+            for name, effect in self.departures[arm].items()
+            if name not in self.left_out
         )
 
     def on_others(self, arm: str) -> Verdict:
-        """The verdict on data sets like these; withheld where that on average is."""
+        """The verdict on data sets like these."""
         effect = self.decision[arm]
-        if effect.verdict == Verdict.WITHHELD:
-            return effect.verdict
         return self.others[arm].verdict(effect.higher_is_better, effect.margin)
 
     def of_others(self, arm: str) -> str:
@@ -85,7 +86,8 @@ class OverSettings:
 
     def range(self, arm: str) -> str:
         """A note on the average of an effect that depends on the setting."""
-        ranked = sorted(self.each[arm].items(), key=lambda item: item[1].effect)
+        counted = [(name, effect) for name, effect in self.each[arm].items() if name not in self.left_out]
+        ranked = sorted(counted, key=lambda item: item[1].effect)
         ends = [f"{tables.signed(effect.effect, effect.digits)} ({name})" for name, effect in (ranked[0], ranked[-1])]
         return f"on average; from {ends[0]} to {ends[1]}"
 
@@ -95,7 +97,8 @@ def over_settings(tables_of: Mapping[str, Table], criteria: Criteria, *, shared_
 
     `tables_of` maps a setting to its table; arms are compared with the base of their setting. If base has not learned
     in one setting, verdicts are withheld there and on average. Seeds were fixed before. Without `shared_images`,
-    settings are tested on different images, as data sets are.
+    settings are tested on different images, as data sets are: the average is then over those on which base has learned,
+    and has no numbers with fewer than two.
 
     Raises:
         UserError: fewer than two settings, settings with other arms, scores that cannot be compared.
@@ -113,9 +116,11 @@ def over_settings(tables_of: Mapping[str, Table], criteria: Criteria, *, shared_
     analysis = criteria.analysis(min(table.fewest for table in aligned), family)
     gains = [gains_of(table, criteria) for table in aligned]
     gains = [replace(one, limit=max(other.limit for other in gains)) for one in gains]
+    counts = np.array([shared_images or one.has_learned for one in gains])
+    is_average = counts.sum() > 1
     average, *others = (
         [decision_of(weighted(gains, row, shared_images), criteria, replace(analysis, alpha=level)) for row in weights]
-        for weights, level in families(len(gains), analysis.alpha)
+        for weights, level in families(len(gains), analysis.alpha, counts if is_average else None)
     )
     each, departures = (
         {
@@ -128,19 +133,27 @@ def over_settings(tables_of: Mapping[str, Table], criteria: Criteria, *, shared_
         (name, note) for name, decision in zip(tables_of, others[0], strict=True) for note in decision.notes
     )
     notes = [f"under {listing(names)}: {note}" for note, names in apart.items()]
-    decision = replace(average[0], notes=(*average[0].notes, *notes))
+    left_out = tuple(name for name, is_part in zip(tables_of, counts, strict=True) if not is_part)
+    of_average = dict(average[0].effects)
+    if left_out and is_average:
+        notes.append(f"without {listing(left_out)}, where base has not learned, so that no average has them")
+    elif left_out:
+        notes.append("base has learned on fewer than two data sets: there is no average")
+        of_average = {arm: effect.withheld(numbers=False) for arm, effect in of_average.items()}
+    decision = replace(average[0], effects=of_average, notes=(*average[0].notes, *notes))
     like_these: dict[str, OtherSets] = {}
-    if not shared_images and len(tables_of) >= ENOUGH_SETS:
+    if not shared_images and counts.sum() >= ENOUGH_SETS:
         for arm, effects in each.items():
-            intervals = [[(effect.effect, *effect.interval)] for effect in effects.values()]
+            intervals = [[(one.effect, *one.interval)] for name, one in effects.items() if name not in left_out]
             if not np.isnan(intervals).any():
                 like_these[arm] = other_sets(intervals, len(each))
-    return OverSettings(decision, each, departures, like_these)
+    return OverSettings(decision, each, departures, like_these, left_out)
 
 
-def families(settings: int, alpha: float = ALPHA) -> list[tuple[Array, float]]:
-    """Weights (..., settings) and level of averages, single settings and departures."""
-    single, mean = np.eye(settings), np.full((1, settings), 1 / settings)
+def families(settings: int, alpha: float = ALPHA, counts: Mask | None = None) -> list[tuple[Array, float]]:
+    """Weights (..., settings) and level of averages, single settings and departures; `counts`: which an average has."""
+    counts = np.ones(settings, bool) if counts is None else counts
+    single, mean = np.eye(settings), counts[None] / counts.sum()
     level = 1 - (1 - alpha) ** (1 / settings)
     return [(mean, alpha), (single, level), (single - mean, level if settings > 2 else alpha)]
 
@@ -168,6 +181,6 @@ def weighted(settings: Sequence[Gains], weights: Array, shared_images: bool = Tr
         floor=float(np.sqrt(sum((weight * gains.floor) ** 2 for weight, gains in used))),
         pooled=np.all([gains.pooled for _, gains in used], 0),
         near=np.all([gains.near for _, gains in used], 0), base=np.nan, level=np.nan,
-        learned=np.all([gains.learned for gains in settings], 0), grouped=any(gains.grouped for _, gains in used),
+        learned=np.all([gains.learned for _, gains in used], 0), grouped=any(gains.grouped for _, gains in used),
         limit=used[0][1].limit * abs(weights).sum(),
     )  # fmt: skip

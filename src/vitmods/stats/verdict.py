@@ -91,6 +91,7 @@ class Effect:
     provisional: bool = False  #: trials of a fixed study are missing, and the interval is one of many looks
     notes: tuple[str, ...] = ()
     expected: float = math.nan  #: the effect that may be expected, where `effect` is large in part by luck
+    base_learned: bool = True  #: if base has not, the effect is part of no average over studies
 
     def __repr__(self) -> str:
         low, high = self.interval
@@ -124,9 +125,13 @@ class Effect:
         or base has not learned."""
         return self.verdict in STOPS
 
-    def withheld(self) -> Effect:
-        """Drop the verdict and its notes, and keep the numbers."""
-        return dataclasses.replace(self, verdict=Verdict.WITHHELD, leans="", futile=False, notes=())
+    def withheld(self, numbers: bool = True) -> Effect:
+        """Drop the verdict and its notes, and keep the numbers, unless there is nothing that they are of."""
+        names = ("effect", "low", "high", "seeds_low", "seeds_high", "base_mean", "arm_mean", "expected")
+        unknown: dict[str, Any] = {} if numbers else dict.fromkeys(names, math.nan)
+        return dataclasses.replace(
+            self, verdict=Verdict.WITHHELD, leans="", futile=False, notes=(), base_learned=False, **unknown
+        )
 
     def variance_per_sd(self, n: int | None = None) -> float:
         """The variance over seeds of this effect, or with `n` seeds in all, in squared sd of one trial."""

@@ -42,7 +42,7 @@ from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import write_atomically, write_json
 from vitmods.util.registry import Registry
-from vitmods.util.text import no_formula
+from vitmods.util.text import listing, no_formula
 
 
 def outcomes(state: StudyState) -> Iterator[str]:
@@ -176,6 +176,17 @@ class Answer:
     def varied(self) -> set[str]:
         """Fields that are tuned or swept, whose values in the recipe are not those of every trial."""
         return {*(self.tuned or {}), *(name for setting in self.under for name in setting.values)}
+
+    @property
+    def length(self) -> str:
+        """How long a trial trains: `20 epochs`, `3,000 steps`, or the several lengths of a sweep or of tuning."""
+        several = {**(self.tuned or {}), **self.settings.get("sweep", {})}
+        recipe = self.settings["recipe"]
+        unit = "steps" if "steps" in several or recipe["steps"] is not None else "epochs"
+        lengths = several.get(unit) or [
+            self.resolved.get("epochs", recipe["epochs"]) if unit == "epochs" else recipe[unit]
+        ]
+        return f"{listing([f'{length or 0:,g}' for length in lengths])} {unit if lengths != [1] else unit[:-1]}"
 
     @property
     def stopped(self) -> dict[str, int]:

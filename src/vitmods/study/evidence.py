@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.data.sources import SOURCES
-from vitmods.stats.across import ENOUGH_SETS, OtherSets, across_studies, other_sets
-from vitmods.stats.tables import signed
-from vitmods.stats.verdict import Effect, Verdict
-from vitmods.study.answer import Answer
+from vitmods.stats.across import ALPHA, ENOUGH_SETS, Interval, OtherSets, across_studies, other_sets
+from vitmods.stats.tables import interval, signed
+from vitmods.stats.verdict import FRACTION, Effect, Verdict, verdict_of
+from vitmods.study.answer import VIEWS, Answer
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.store import StudyFolder
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.latex import tabular
+from vitmods.util.latex import tabular, tex
 from vitmods.util.text import Printed, listing, plural
 
 SHARED = 0.1  # of the images of the smaller of two studies, if they are of one data set
@@ -31,6 +32,8 @@ class Finding:
     """The effect of a change in one study, arm minus base; images are those of the training.
 
     change: the changes of an arm in their short form, with its settings of the recipe
+    pixels, length: of the images and of the training, as `32 px` and `20 epochs`
+    design: `factorial` and the like; empty where each arm is compared with base
     """
 
     change: str
@@ -46,6 +49,21 @@ class Finding:
     effect: float
     low: float
     high: float
+    pixels: str = ""
+    length: str = ""
+    design: str = ""
+    verdict: Verdict = Verdict.OPEN
+
+    @property
+    def conditions(self) -> str:
+        """`mu3/4 at 32 px, 20 epochs, 1,200 images, 5 seeds, factorial`."""
+        model = f"{self.model} at {self.pixels}" if self.pixels else self.model
+        counts = f"{self.images:,} images", plural(self.seeds, "seed")
+        return ", ".join(filter(None, (model, self.length, *counts, self.design)))
+
+
+COMPARED = {"model": "base", "pixels": "image size", "length": "length of training", "design": "design"}
+"""what studies of one change may differ in, beside the data"""
 
 
 @dataclass(frozen=True)
@@ -65,12 +83,53 @@ class OfChange:
     verdict: Verdict
 
     @property
+    def findings(self) -> list[Finding]:
+        return [one for studies in self.sets.values() for one in studies]
+
+    @property
     def studies(self) -> int:
-        return sum(map(len, self.sets.values()))
+        return len(self.findings)
+
+    @property
+    def title(self) -> str:
+        """The change, the metric, and its unit."""
+        return f"{self.change} ({self.metric if self.unit == 'points' else f'{self.metric}, {self.unit}'})"
+
+    @property
+    def differ_in(self) -> list[str]:
+        """Which of base, image size, length of training and design are not the same in all studies."""
+        return [word for name, word in COMPARED.items() if len({getattr(one, name) for one in self.findings}) > 1]
 
     def on(self, data: str) -> tuple[float, float, float]:
         """The effect on a data set and its interval, over its studies."""
         return across_studies([[(found.effect, found.low, found.high) for found in self.sets[data]]])
+
+    @property
+    def effects(self) -> list[Effect]:
+        """The effect on each data set, with the verdict that all its studies have; with three sets or more also the
+        mean over data sets like these, and what a study of a further one measures."""
+        each = {name: {one.verdict for one in studies} for name, studies in self.sets.items()}
+        found = [
+            self._effect(name, self.on(name), given.pop() if len(given) == 1 else Verdict.OPEN)
+            for name, given in each.items()
+        ]
+        if other := self.other:
+            mean, further = other[:3], (other.effect, other.next_low, other.next_high)
+            ends = further[1:] if found[0].higher_is_better else (-further[2], -further[1])
+            found.append(self._effect(LIKE_THESE, mean, self.verdict, mean[1:]))
+            found.append(self._effect(FURTHER, further, verdict_of(*ends, found[0].margin)))
+        return found
+
+    def _effect(
+        self, name: str, interval: Interval, verdict: Verdict, thick: tuple[float, float] = (math.nan, math.nan)
+    ) -> Effect:
+        """As tables and plots take it; `thick` is the thick interval of a plot."""
+        margin, unit = min(one.margin for one in self.findings), FRACTION if self.unit == "points" else self.unit
+        unknown = (math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, math.nan)
+        return Effect(
+            name, *interval, *thick, verdict, 0, *unknown, 0, 0, margin, 1, ALPHA, unit,
+            higher_is_better=self.findings[0].higher_is_better,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,58 +147,83 @@ class Evidence(Printed):
         known = dict.fromkeys(found.change for found in self.changes)
         raise KeyError(f"No study here has the change {change!r}. {nearest(change, known)}")
 
+    @property
+    def caption(self) -> str:
+        """What the rows of the table are."""
+        claims = [bool(found.other) for found in self.changes]
+        few = f" Fewer than {ENOUGH_SETS} data sets: no claim on others." * (not all(claims))
+        return (CLAIMS if any(claims) else EFFECTS) + few
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "changes": [asdict(found) | {"other": found.other and found.other._asdict()} for found in self.changes],
-            "left_out": list(self.left_out),
-        }
+        more = [{"other": one.other and one.other._asdict(), "differ_in": one.differ_in} for one in self.changes]
+        changes = [asdict(found) | facts for found, facts in zip(self.changes, more, strict=True)]
+        return {"changes": changes, "left_out": list(self.left_out)}
 
     def to_markdown(self) -> str:
-        """A pipe table."""
+        """A pipe table, and its caption."""
         rows = [_COLUMNS, ("---",) * len(_COLUMNS), *self._rows("**{}**", "{}")]
-        return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |" for cells in rows)
+        lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |" for cells in rows]
+        return "\n".join([*lines, "", self.caption])
 
     def to_latex(self) -> str:
-        """A `tabular` for a paper."""
-        return tabular(_COLUMNS, list(self._rows("{}", "{}")))
+        """A `table` for a paper."""
+        table = tabular(_COLUMNS, list(self._rows("{}", "{}")))
+        return f"\\begin{{table}}\n\\centering\n\\caption{{{tex(self.caption)}}}\n{table}\n\\end{{table}}"
+
+    def report(self, out: str | Path) -> Path:
+        """Write one self-contained HTML page: each change with its plot and its studies; returns its path. Raises
+        UserError for another ending, and if it cannot be written."""
+        if place(out).suffix.lower() != ".html":
+            raise UserError(f"The page {out} must end with .html.")
+        written: Path = VIEWS["evidence"](self, out)
+        return written
 
     def __repr__(self) -> str:
-        parts = [_aligned([_COLUMNS, *self._rows("{}", "  {}")])]
-        if any(found.other for found in self.changes):
-            parts.append(
-                f"{LIKE_THESE}: the mean, with intervals that hold together over the changes. {FURTHER}: what a study\n"
-                "of the same kind measures there, its own error included."
-            )
-        parts += [f"Fewer than {ENOUGH_SETS} data sets: no claim on others."] * any(not x.other for x in self.changes)
+        parts = [_aligned([_COLUMNS, *self._rows("{}", "  {}")]), textwrap.fill(self.caption, WIDTH)]
         return "\n\n".join([*parts, *([f"Left out: {'; '.join(self.left_out)}."] if self.left_out else [])])
 
     def _rows(self, of_change: str, of_set: str) -> Iterator[tuple[str, ...]]:
         for found in self.changes:
-            metric = found.metric if found.unit == "points" else f"{found.metric}, {found.unit}"
-            yield of_change.format(f"{found.change} ({metric})"), "", ""
-            for data, studies in found.sets.items():
-                each = (f"{one.model}, {one.images:,} images, {plural(one.seeds, 'seed')}" for one in studies)
-                yield of_set.format(data), _interval(*found.on(data)), "; ".join(dict.fromkeys(each))
-            if other := found.other:
-                yield of_set.format(LIKE_THESE), _interval(*other[:3]), str(found.verdict)
-                further = f"{signed(other.next_low)} to {signed(other.next_high)}"
-                yield of_set.format(FURTHER), further, f"sets differ by {other.spread:.2f} (sd of true effects)"
+            differ = f"studies differ in {listing(found.differ_in)}" * bool(found.differ_in)
+            yield of_change.format(found.title), "", differ
+            for effect in found.effects:
+                shown = f"{signed(effect.effect, effect.digits)} {interval(effect)}"
+                about = "; ".join(dict.fromkeys(one.conditions for one in found.sets.get(effect.arm, ())))
+                if effect.arm == LIKE_THESE:
+                    about = str(found.verdict)
+                elif found.other and effect.arm == FURTHER:
+                    about = f"true effects differ by {found.other.spread:.{effect.digits}f} (sd)"
+                yield of_set.format(effect.arm), shown, about
 
 
-_COLUMNS = ("change, data set", "effect, 95 % interval", "model and training images")
+_COLUMNS = ("change, data set", "effect, 95 % interval", "model and training")
 LIKE_THESE, FURTHER = "data sets like these", "a further data set"
-
-
-def _interval(effect: float, low: float, high: float) -> str:
-    return f"{signed(effect)} [{signed(low)}, {signed(high)}]"
+EFFECTS = "Effects are arm minus base, with 95 % intervals."
+CLAIMS = (
+    f"{EFFECTS} {LIKE_THESE.capitalize()}: the mean effect over such sets, with intervals that hold together over the "
+    f"changes; {FURTHER}: what a study of the same kind measures there, its own error included. Both are for one look "
+    "at data sets that were named before."
+)
+WIDTH = 80  # columns of the printed table
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns, and headings across them."""
-    widths = [max(map(len, column)) for column in zip(*(row for row in rows if any(row[1:])), strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "─" * max(map(len, lines[:1])), *lines[1:]])
+    """Columns, of which the last one has several lines where it must, and headings across them."""
+    first, second = (max(len(row[i]) for row in rows if row[1]) + 2 for i in (0, 1))
+    room, lines = max(WIDTH - first - second, 24), list[str]()
+    for name, shown, about in rows:
+        if not shown:
+            lines += textwrap.wrap(f"{name}: {about}" if about else name, WIDTH, subsequent_indent="    ")
+            continue
+        start = f"{name:{first}}{shown:{second}}"
+        if ", " in about:  # a line ends after a comma, and after a study
+            about = ", ".join(part.replace(" ", "\xa0") for part in about.split(", "))
+        for each in about.split(";\xa0"):
+            for line in textwrap.wrap(each, room, break_long_words=False):
+                lines.append((start + line).replace("\xa0", " "))
+                start = " " * len(start)
+    return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
 
 
 def evidence(folders: str | Path | Iterable[str | Path]) -> Evidence:
@@ -180,8 +264,8 @@ def evidence(folders: str | Path | Iterable[str | Path]) -> Evidence:
     }
     for path, data in _names_of_sets(answers).items():
         answer = answers[path]
-        if any(effect.verdict == Verdict.WITHHELD for effect in answer.headline.effects.values()):
-            left_out.append(f"base has not learned in {named(path)}")  # all arms, or those that learned would be left
+        if not all(effect.base_learned for effect in answer.headline.effects.values()):
+            left_out.append(f"base has not learned in {named(path)}")
             continue
         for name, effect in answer.headline.effects.items():
             if why := "is confirmed in it" if (path, name) in confirmed else _why_not(effect):
@@ -279,12 +363,17 @@ def _finding(path: Path, name: str, data: str, answer: Answer, effect: Effect) -
     shown_by = answer.headline.shown_by.get(name)
     change = (shown_by and shown_by[1]) or Arm.from_identity(name, answer.settings["arms"][name]).text or BASE
     change += ", from trained weights" * bool(answer.settings.get("start"))
-    bases = answer.settings.get("sweep", {}).get("base") or [answer.settings["base"]]
+    sweep = answer.settings.get("sweep", {})
+    bases = sweep.get("base") or [answer.settings["base"]]
+    others = [name for name in sweep if name not in ("base", "epochs", "steps")]
+    design = answer.settings.get("design", {}).get("kind", "") or f"average over {listing(others)}" * bool(others)
     return Finding(
         change, answer.metric.title, effect.shown_unit, effect.higher_is_better, effect.margin, str(path), data,
         answer.data["splits"]["train"]["count"],
         listing([base if isinstance(base, str) else "own model" for base in bases]),
         effect.n, effect.effect, *effect.interval,
+        pixels=f"{' x '.join(dict.fromkeys(map(str, answer.settings['img_size'])))} px", length=answer.length,
+        design=design, verdict=effect.verdict,
     )  # fmt: skip
 
 

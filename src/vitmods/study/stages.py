@@ -26,7 +26,7 @@ from vitmods.study.executors import StudyOptions
 from vitmods.study.grid import make_grid
 from vitmods.study.prepare import open_study, say
 from vitmods.study.settings import Settings
-from vitmods.study.store import StudyFolder, slug
+from vitmods.study.store import StudyFolder, read_object, slug
 from vitmods.study.tables import over_studies
 from vitmods.study.trial import already_reported
 from vitmods.tasks.base import TASKS, WITHOUT_LABELS
@@ -34,7 +34,7 @@ from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 from vitmods.util.shorthand import read_settings, split_form
-from vitmods.util.text import duration
+from vitmods.util.text import duration, listing, plural
 
 PRETRAINING = "pretraining"
 """the first stage's folder, in that of the study"""
@@ -75,18 +75,28 @@ class AnswerOverData:
     answers: data set -> its answer
     over:    averages, the effects on each data set, and whether they differ
     path:    the folder that has the studies, and over_data.json
+    looks:   other collections of data sets whose average was shown in this folder before
     """
 
     answers: Mapping[str, Answer]
     over: OverSettings
     path: Path
+    looks: tuple[tuple[str, ...], ...] = ()
 
     def __getitem__(self, arm: str) -> Effect:
         return self.over[arm]
 
     def __repr__(self) -> str:
         each = [f"{arm} on each data set:\n{tables.text([*by_set.values()])}" for arm, by_set in self.over.each.items()]
-        return "\n\n".join([*each, f"On average over {len(self.answers)} data sets:\n{self.over}"])
+        count = len(self.answers) - len(self.over.left_out)
+        parts = [*each, f"On average over {plural(count, 'data set')}:\n{self.over}"]
+        if self.looks:
+            parts.append(
+                f"The average was shown before over {'; '.join(map(listing, self.looks))}. Sets that are chosen or "
+                "added after an average was seen make a false verdict on it likelier, which these intervals do not "
+                "count (docs/sweeps.md): name all of them at the start."
+            )
+        return "\n\n".join(parts)
 
     @property
     def complete(self) -> bool:
@@ -155,8 +165,13 @@ def run_over_data(
         say(options, f"{name}:")
         answers[name] = study.run(out / slug(name), options=options, command=command)
     over = over_studies(answer.path for answer in answers.values())
-    write_json(out / "over_data.json", over.to_dict())
-    return AnswerOverData(answers, over, out)
+    file = out / "over_data.json"
+    shown = [tuple(map(str, sets)) for sets in read_object(file).get("shown", ()) if isinstance(sets, list)]
+    looks = tuple(sets for sets in shown if {*sets} != {*studies})
+    found = AnswerOverData(answers, over, out, looks)
+    now = [tuple(studies)] if found.complete else []
+    write_json(file, {**over.to_dict(), "shown": [*looks, *now]})
+    return found
 
 
 def run_pretrained(stages: TwoStages, out: Path, options: StudyOptions, command: str | None) -> Answer:
