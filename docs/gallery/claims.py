@@ -236,7 +236,6 @@ def evidence_map() -> str:
         facts = study.facts
         if study.metric == "top-1":
             model = f"{_several(facts['depth'])} blocks, patches of {_several(facts['patch'])} px"
-            model += "" if study.scores else r" \*"
             of_study = study.name, set_of(str(facts["data"])), facts["images"], model, study.seeds
             length = f"{_several(facts['epochs'])} epochs"
             findings.append(Finding(short, "top-1", "points", True, 0.5, *of_study, *study.effects[arm], length=length))
