@@ -78,6 +78,7 @@ def studies_of(gallery: Path = GALLERY) -> dict[str, dict[str, Any]]:
         numbers = {arm: _numbers(text) for arm, text in {**facts["effects"], **facts.get("further", {})}.items()}
         kept = {name: facts[name] for name in ("title", "command", "date", "machine", "metric", "seeds", "facts")}
         kept |= {"scores": (gallery / "scores" / path.name).exists()}
+        kept |= {"design": facts["design"]} if "design" in facts else {}
         again = {arm: _numbers(text) for arm, text in facts.get("again", {}).items()}
         for name, found in (("effects", numbers), ("again", again)):
             kept[name] = {arm: values for arm, values in found.items() if values}
@@ -190,7 +191,7 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
     """The table of a change's effects."""
     rows, shown = [], set[str]()
     for study, arm, short in effects:
-        metric = "" if study.metric == "top-1" else f", {study.metric}"
+        metric = ("" if study.metric == "top-1" else f", {study.metric}") + study.averaged
         mark = "" if study.scores else r" \*"
         title = "" if study.name in shown else f"[{study.title}](../gallery.md#{study.anchor}){metric}{mark}"
         effect, low, high = (signed(number, 2) for number in study.effects[arm])
@@ -236,7 +237,7 @@ def evidence_map() -> str:
         facts = study.facts
         if study.metric == "top-1":
             model = f"{_several(facts['depth'])} blocks, patches of {_several(facts['patch'])} px"
-            model += "" if study.scores else r" \*"
+            model += study.averaged + ("" if study.scores else r" \*")
             of_study = study.name, set_of(str(facts["data"])), facts["images"], model, study.seeds
             findings.append(Finding(short, "top-1", "points", True, 0.5, *of_study, *study.effects[arm]))
     every = together(findings)

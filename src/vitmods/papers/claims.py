@@ -141,6 +141,7 @@ class GalleryStudy:
     effects: arm -> its effect and interval, in points.
     again: the same of a second run with other instructions of a processor, whose sums round differently; of no arm
         without one.
+    design: empty where its arms are compared with base; the effects of a factorial study are of changes.
     """
 
     name: str
@@ -154,11 +155,17 @@ class GalleryStudy:
     scores: bool
     effects: Mapping[str, tuple[float, float, float]]
     again: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    design: str = ""
 
     @property
     def anchor(self) -> str:
         """The heading of its entry in docs/gallery.md, as a link has it."""
         return re.sub(r"[^\w -]", "", self.title.lower()).replace(" ", "-")
+
+    @property
+    def averaged(self) -> str:
+        """A mark of effects that are averages over the other changes on and off."""
+        return f", {self.design}" if self.design else ""
 
     def broken(self, conditions: Mapping[str, Any]) -> tuple[str, ...]:
         """The conditions that it does not keep, as `6 blocks, not 36`."""
