@@ -82,7 +82,8 @@ def facts_of(
 
     answer = Answer.load(run)
     if not answer.complete:
-        sys.exit(f"{run} is not finished: {text.headline(answer)}. Run its command again first.")
+        state = "; ".join([text.headline(answer), *answer.failed])
+        sys.exit(f"{run} is not finished: {state}. Run its command again first.")
     if not answer.command.startswith("vitmods "):
         sys.exit(f"{run} was started from Python; the gallery shows commands: run it with `vitmods compare`.")
     for suffix, narrow in (("", False), ("-narrow", True)):
@@ -117,6 +118,8 @@ def facts_of(
         "seeds": max((effect.n for effect in answer.headline.effects.values()), default=0),
         "facts": facts,
         "effects": {effect.arm: shown(effect) for effect in text.ranked_effects(answer)},
+        **({"design": answer.settings["design"]["kind"]} if "design" in answer.settings else {}),
+        **({"notes": list(answer.headline.notes)} if answer.headline.notes else {}),
         **({"further": further} if further else {}),
     }
 
@@ -180,11 +183,15 @@ def page(folder: Path = HERE) -> str:
         )
     ]
     for facts, name in entries:
-        counts = f"{facts['trials']} trials, up to {facts['seeds']} seeds per arm"
+        is_factorial = facts.get("design") == "factorial"
+        counts = f"{facts['trials']} trials, up to {facts['seeds']} seeds per {'run' if is_factorial else 'arm'}"
+        averaged = ", on average over the other changes on and off" * is_factorial
         parts.append(f"## {facts['title']}\n\n{facts['says']}\n")
         parts.append(f"![{facts['headline']}](gallery/{name}.svg)\n")
         effects = "; ".join(f"{arm} {effect}" for arm, effect in facts["effects"].items())
-        parts.append(f"{effects}. {counts}, {facts['date']}, {facts['machine']}.\n")
+        parts.append(f"{effects}{averaged}. {counts}, {facts['date']}, {facts['machine']}.\n")
+        if "notes" in facts:
+            parts.append(f"*{'; '.join(note.rstrip('.') for note in facts['notes'])}.*\n")
         if "facts" in facts and facts["facts"].get("numerics", NUMERICS) != NUMERICS:
             parts.append(f"*{OLDER.format(facts['facts']['numerics'], NUMERICS)}*\n")
         if not (folder / "scores" / f"{name}.json").exists():

@@ -78,6 +78,7 @@ def studies_of(gallery: Path = GALLERY) -> dict[str, dict[str, Any]]:
         numbers = {arm: _numbers(text) for arm, text in {**facts["effects"], **facts.get("further", {})}.items()}
         kept = {name: facts[name] for name in ("title", "command", "date", "machine", "metric", "seeds", "facts")}
         kept |= {"scores": (gallery / "scores" / path.name).exists()}
+        kept |= {"design": facts["design"]} if "design" in facts else {}
         again = {arm: _numbers(text) for arm, text in facts.get("again", {}).items()}
         for name, found in (("effects", numbers), ("again", again)):
             kept[name] = {arm: values for arm, values in found.items() if values}
@@ -190,7 +191,7 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
     """The table of a change's effects."""
     rows, shown = [], set[str]()
     for study, arm, short in effects:
-        metric = "" if study.metric == "top-1" else f", {study.metric}"
+        metric = "".join(f", {word}" for word in (study.metric, study.design) if word not in ("top-1", ""))
         mark = "" if study.scores else r" \*"
         title = "" if study.name in shown else f"[{study.title}](../gallery.md#{study.anchor}){metric}{mark}"
         effect, low, high = (signed(number, 2) for number in study.effects[arm])
@@ -237,8 +238,8 @@ def evidence_map() -> str:
         if study.metric == "top-1":
             model = f"{_several(facts['depth'])} blocks, patches of {_several(facts['patch'])} px"
             of_study = study.name, set_of(str(facts["data"])), facts["images"], model, study.seeds
-            length = f"{_several(facts['epochs'])} epochs"
-            findings.append(Finding(short, "top-1", "points", True, 0.5, *of_study, *study.effects[arm], length=length))
+            how = {"length": f"{_several(facts['epochs'])} epochs", "design": study.design}
+            findings.append(Finding(short, "top-1", "points", True, 0.5, *of_study, *study.effects[arm], **how))
     every = together(findings)
     several = replace(every, changes=tuple(found for found in every.changes if len(found.sets) > 1))
     alone = ", ".join(f"`{found.change}`" for found in every.changes if len(found.sets) == 1)

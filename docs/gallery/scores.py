@@ -2,8 +2,9 @@
 
 One file has the score of each test image of every trial that an effect is read from: right or wrong as packed bits,
 other scores as numbers (float64, little-endian), both in base64; or the one score of a trial without scores of images.
-Its `readings` say which trials each effect is of, and what was settled before. `recompute.py` makes the effects from
-it, without vitmods.
+Its `readings` say which trials each effect is of, and what was settled before; of a factorial study also which changes
+are on in each run, and which runs are left out since a trial failed. `recompute.py` makes the effects from it, without
+vitmods.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import recompute
 
 from vitmods.stats.gains import Gains, gains_of
 from vitmods.stats.read import in_common
+from vitmods.stats.runs import FactorialRuns
 from vitmods.stats.settings import weighted
 from vitmods.stats.verdict import POINTS_PER_FRACTION, Effect
 from vitmods.study import Answer
 from vitmods.study.arms import BASE
+from vitmods.study.designs.factorial import FactorialDesign
 from vitmods.study.grid import AS_IS
 from vitmods.study.state import StudyState, evaluated_of
 from vitmods.study.store import StudyFolder
@@ -36,7 +39,7 @@ def store(run: Path, answers: Mapping[str, Answer], path: Path, numerics: object
     """Write the scores of a study's effects against each reference (base and others); return why it cannot.
 
     A study is recomputed from its table of trials; not one whose arms were tuned, nor one with folds, a known base or
-    several data sets.
+    several data sets. Of a factorial study, the effects of its changes are.
     """
     try:
         folder = StudyFolder(run)
@@ -47,6 +50,8 @@ def store(run: Path, answers: Mapping[str, Answer], path: Path, numerics: object
         found = recompute.effects(study)
     except (KeyError, ValueError, IndexError) as error:
         return f"its scores are of another form ({error})"
+    if not study["readings"]:
+        return "none of its effects has an interval"
     for reference, answer in answers.items():
         for name, effect in effects_of(answer, reference).items():
             shown = (effect.effect, *effect.interval)
@@ -117,6 +122,9 @@ def packed(scores: Any, is_bits: bool) -> str | float:
 
 def _readings(state: StudyState, answer: Answer, reference: str) -> Iterator[dict[str, Any]]:
     """Which trials the effects are of: one reading of the table, or one at each look, or one under each setting."""
+    if isinstance(state.settings.design, FactorialDesign):
+        yield from _reading_of_changes(state, answer, state.settings.design.runs)
+        return
     effects, seeds, arms = effects_of(answer, reference), state.settings.seeds, [arm.name for arm in answer.every_arm]
     if answer.sweep:
         points = state.settings.sweep.points
@@ -154,4 +162,26 @@ def _reading(
         "family": one.family,
         "pairs": reference != BASE,
         "outside": [arm for arm, is_pooled in zip(table.arms, gains.pooled, strict=True) if not is_pooled],
+    }
+
+
+def _reading_of_changes(state: StudyState, answer: Answer, runs: FactorialRuns) -> Iterator[dict[str, Any]]:
+    """The runs and seeds that the effects of the changes are of: `10` is a run with the first of two changes."""
+    if not (effects := effects_of(answer)):
+        return
+    one, seeds = next(iter(effects.values())), state.settings.seeds
+    table = tables_of(state, seeds[: answer.looks[-1].seeds] if answer.looks else seeds, [AS_IS])[AS_IS]
+    gains = gains_of(table, criteria_of(state, seeds))
+    failed = gains.failures.any(-1) & (np.arange(len(table.arms)) > 0)  # where base failed, its seed is left out
+    complete = np.isfinite(gains.trials[~failed]).all(0)
+    yield {
+        "effects": {name: name for name in effects},
+        "changes": list(runs.changes),
+        "runs": {run: "".join("01"[change in on] for change in runs.changes) for run, on in runs.arms.items()},
+        "settings": {str(AS_IS): 1.0},
+        "arms": [arm for arm, is_out in zip(table.arms, failed, strict=True) if not is_out],
+        "seeds": [seed for seed, is_kept in zip(table.seeds, complete, strict=True) if is_kept][: one.n],
+        "alpha": one.alpha,
+        "family": one.family,
+        "outside": [arm for arm, is_out in zip(table.arms, failed, strict=True) if is_out],
     }

@@ -2,13 +2,16 @@
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from vitmods.papers.claims import STUDIES
+from vitmods.cli import main
+from vitmods.papers.claims import STUDIES, GalleryStudy
 from vitmods.report.page import summary
 from vitmods.stats.criteria import Criteria
 from vitmods.stats.decide import decide_table
@@ -25,8 +28,13 @@ NAMES = [path.stem for path in sorted((GALLERY / "scores").glob("*.json"))]
 
 
 @pytest.fixture(scope="module")
-def script(load):
-    return load("docs/gallery/add.py").scores
+def gallery(load):
+    return load("docs/gallery/add.py")
+
+
+@pytest.fixture(scope="module")
+def script(gallery):
+    return gallery.scores
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +153,112 @@ def test_scores_of_a_sweep_have_the_average_and_each_setting(script, played, tmp
     found = script.recompute.effects(stored)
     for name, effect in shown.items():
         assert found[name] == pytest.approx(effect, abs=1e-3), name
+
+
+@pytest.fixture(scope="module")
+def factorial(load):
+    return load("tests/study/test_schedule.py").Factorial
+
+
+GAINS = {"dpn": 0.1, "rms": -0.05, "layerscale": 0.15}
+FIXED = {"until_decided": False}
+PLAYED = {  # what changes add, seeds, options, other means (None diverges); the runs left out, the seeds that count
+    "all runs": (GAINS, 2, FIXED, {}, [], 2),
+    "a fraction of them": (GAINS | {"qknorm": 0.0}, 3, FIXED, {}, [], 3),
+    "two exclude each other": ({"rms": 0.1, "levit": 0.2, "hmlp": 0.1}, 2, FIXED, {}, [], 2),
+    "a look": (GAINS, 8, {"sd": 0.03}, {}, [], 4),
+    "a run that failed": (GAINS, 3, FIXED, {("dpn+rms", 1): None}, ["dpn+rms"], 3),
+    "base failed once": (GAINS, 3, FIXED, {("base", 1): None}, [], 2),
+    "base varies": (GAINS, 2, FIXED, {("base", 1): 0.7}, [], 2),
+    "nearly all right": (GAINS, 2, FIXED | {"sd": 0.0}, {"all": 0.998}, [], 2),
+    "these images": (GAINS, 2, FIXED | {"generalize": "seeds"}, {}, [], 2),
+}
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_scores_of_a_factorial_study_have_the_effects_of_its_changes(script, factorial, name, tmp_path):
+    gains, seeds, options, others, left_out, count = PLAYED[name]
+    play = factorial(tmp_path, gains, seeds, **options)
+    train, means = play.train, dict(play.means)
+
+    def train_others(trial):
+        arm = trial.arm.name
+        play.means[arm] = others.get((arm, trial.seed), others.get("all", means[arm]))
+        train(trial)
+
+    play.train = train_others
+    play.run()
+    state = play.state()
+    taken = looks(state)
+    _, questions = state.settings.design.questions(state, taken, BASE)
+    effects = questions["changes"].effects
+    stored, shown = stored_and_shown(script, state, {BASE: answered(state, effects, taken)})
+    (reading,) = stored["readings"]
+    assert (reading["outside"], len(reading["seeds"])) == (left_out, count)
+    assert shown.keys() == gains.keys()
+    assert bool(state.settings.design.runs.conflicts) == ("levit" in gains)
+    found = script.recompute.effects(stored)
+    for change, effect in shown.items():
+        assert found[change] == pytest.approx(effect, abs=1e-3), change
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A factorial study of three changes, two of which exclude each other."""
+    out = tmp_path_factory.mktemp("trained") / "study"
+    options = "--base mu/4 --arms rms levit hmlp --design factorial --seeds 2 --epochs 4 --limit-train 512"
+    machine = ["--batch-size", "64", "--cost-seconds", "0.05", "--workers", "1", "--device", "cpu", "--out", str(out)]
+    assert main(["compare", "--data", "digits", *options.split(), *machine]) == 0
+    return out
+
+
+def test_an_entry_of_a_factorial_study_has_the_effects_of_its_changes(
+    gallery, load, trained, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(gallery, "HERE", tmp_path / "gallery")
+    (tmp_path / "gallery").mkdir()
+    gallery.main([str(trained), "together", "--title", "Together", "--says", "What came out."])
+    assert "cannot be recomputed" not in capsys.readouterr().out
+    stored = json.loads((tmp_path / "gallery" / "scores" / "together.json").read_text())
+    (reading,) = stored["readings"]
+    assert reading["runs"] == {
+        "base": "000", "rms": "100", "levit": "010", "rms+levit": "110", "hmlp": "001", "rms+hmlp": "101",
+    }  # fmt: skip
+    answer, found = Answer.load(trained), gallery.scores.recompute.effects(stored)
+    assert found.keys() == {"rms", "levit", "hmlp"}
+    for change, effect in answer.headline.effects.items():
+        assert found[change] == pytest.approx((effect.effect, *effect.interval), abs=1e-3)
+    page = (tmp_path / "gallery.md").read_text()
+    assert "on average over the other changes on and off. 12 trials, up to 2 seeds per run" in page
+    assert "*No run can have levit with hmlp" in page
+    claims = load("docs/gallery/claims.py")
+    facts = claims.studies_of(tmp_path / "gallery")["together"]
+    monkeypatch.setattr(claims, "studies", lambda: {"together": GalleryStudy("together", **facts)})
+    ((study, arm, short),) = claims.effects_of_changes()["norm"]
+    assert study.effects[arm] == pytest.approx(found["rms"], abs=0.0051)
+    assert (arm, short) == ("rms", "rms")
+    assert {one["change"] for one in claims.known_effects()} == {"rms", "levit", "hmlp"}
+    assert claims.numbers_of([(study, arm, short)]).count(", factorial | `rms` |") == 1
+    monkeypatch.setattr(claims, "replace", lambda every, changes: replace(every, changes=every.changes))
+    assert claims.evidence_map().count(f"patches of 4 px, factorial, {study.facts['images']} images, 2 seeds") == 3
+
+
+def test_an_unfinished_factorial_study_is_no_entry_and_one_without_intervals_is_not_recomputed(
+    gallery, trained, tmp_path
+):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (result,) = run.glob("trials/rms+hmlp/*1/result.json")
+    ended = json.loads(result.read_text())
+    result.write_text(json.dumps({**ended, "status": "failed", "message": "out of memory"}))
+    said = r"is not finished: 11 of 12 trials finished; rms\+hmlp, seed 1: out of memory. Run its command again"
+    with pytest.raises(SystemExit, match=said):
+        gallery.facts_of(run, "run", "Title", "Says.", 1, [])
+    for result in run.glob("trials/*levit/*/result.json"):
+        result.write_text(json.dumps({**ended, "status": "diverged", "metrics": {}, "message": "nan"}))
+    path = tmp_path / "scores.json"
+    assert gallery.scores.store(run, {BASE: Answer.load(run)}, path, 2) == "none of its effects has an interval"
+    assert not path.exists()
 
 
 CHANGED = {  # what is changed -> what is said

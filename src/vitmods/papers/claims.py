@@ -141,6 +141,7 @@ class GalleryStudy:
     effects: arm -> its effect and interval, in points.
     again: the same of a second run with other instructions of a processor, whose sums round differently; of no arm
         without one.
+    design: empty where its arms are compared with base; the effects of a factorial study are of changes.
     """
 
     name: str
@@ -154,6 +155,7 @@ class GalleryStudy:
     scores: bool
     effects: Mapping[str, tuple[float, float, float]]
     again: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    design: str = ""
 
     @property
     def anchor(self) -> str:
