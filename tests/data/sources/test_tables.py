@@ -318,3 +318,12 @@ def test_no_whole_numbers(value):
 def test_delimiters_inside_of_values(tmp_path):
     (tmp_path / "x.csv").write_text('file,labels\n"a,b.png",cat;dog\n')
     assert read_rows(tmp_path / "x.csv") == (["file", "labels"], [(2, {"file": "a,b.png", "labels": "cat;dog"})])
+
+
+def test_classes_that_are_written_in_two_ways_are_named(root):
+    write_files(root, {"x.csv": lines("file,label", lambda n, c: f"{n},{'01' if '0' in n else '1'}{c}")})
+    assert "Are they one" not in "".join(check(root / "x.csv").summary["warnings"])
+    write_files(
+        root, {"x.csv": lines("file,label", lambda n, c: f"{n},{('01' if '0' in n else '１') if c == 'cat' else 2}")}
+    )
+    assert "zeros in front: '01' = '１'. Are they one?" in "".join(check(root / "x.csv").summary["warnings"])
