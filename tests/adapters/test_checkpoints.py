@@ -145,6 +145,7 @@ SHAPES = {  # the name of the file, its content, and what has to be said
     "open_clip": ("open_clip_model.safetensors", lambda t: under("visual.trunk.", t) | LANGUAGE, {}),
     "teacher": ("m.pth", lambda t: {"teacher": of_dino(t)["teacher"]}, {}),
     "student and teacher": ("m.pth", of_dino, {"key": "teacher"}),
+    "a list of models": ("m.pth", lambda t: {"models": [others(t), t]}, {"key": "models.1"}),
     "momentum encoder": (
         "m.pth.tar",
         lambda t: {"state_dict": under("module.base_encoder.", others(t)) | under("module.momentum_encoder.", t)},
@@ -191,6 +192,8 @@ def test_the_old_format_of_torch(small, same_function, tmp_path):
         (lambda m: m.state_dict() | {"norm.bias": torch.ones(64, dtype=torch.int8)}, r"norm\.bias is torch\.int8"),
         (lambda m: of_dino(m.state_dict()), r"student\.module\.backbone, teacher\.backbone.*--key"),
         (lambda m: m.state_dict() | {"adapter.down": torch.ones(2)}, "without a place here: adapter.down"),
+        (lambda m: m.state_dict() | {"blocks.0.attn.qkv.lora_A": torch.ones(2, 64)}, "Merge LoRA before saving"),
+        (lambda m: {"models": [m.state_dict(), others(m.state_dict())]}, r"models\.0, models\.1.*--key"),
     ],
 )
 def test_what_is_refused(small, tmp_path, write, says):
@@ -233,6 +236,20 @@ def test_what_is_left_out_is_named(small, tmp_path):
     assert "student, teacher.head, loss (outside the model's teacher.backbone)" in account.summary
     assert "decoder_blocks, decoder_embed (of the decoder of pre-training)" in account.summary
     assert load(path, **HEADS, key="teacher").pretrained_cfg["account"] == account.summary
+
+
+def test_averages_in_a_list_are_named(small, tmp_path):
+    tensors = small().state_dict()
+    path = put({"model": tensors, "ema": {"shadow_params": [*tensors.values()]}}, tmp_path / "m.pth")
+    assert "left out: ema (outside the model's model)" in coverage(path, **HEADS).summary
+
+
+def test_a_tensor_in_two_files_of_an_index_is_refused(small, tmp_path):
+    tensors = small().state_dict()
+    folder = sharded(tensors, tmp_path, "bin")
+    put(others(tensors), folder / "pytorch_model-00002-of-00002.bin")
+    with pytest.raises(UserError, match=r"00002\.bin holds cls_token a second time"):
+        load(folder, **HEADS)
 
 
 def test_mappings_within_themselves_and_many_times(small, tmp_path):

@@ -181,7 +181,8 @@ def read_tensors(
         if names
     ]
     if problems:
-        raise UserError(f"{source} cannot be read exactly. Tensors {'; tensors '.join(problems)}.")
+        way = " Merge LoRA before saving (peft: merge_and_unload)." if any("lora_" in name for name in surplus) else ""
+        raise UserError(f"{source} cannot be read exactly. Tensors {'; tensors '.join(problems)}.{way}")
     weights = {row.ours: row.layout.read(*(theirs[name] for name in row.theirs)) for row in rows}
     return weights, Coverage(source, rows, tuple(left_out.items()), tuple(assumed))
 

@@ -91,7 +91,12 @@ def read_tensors_of(paths: Sequence[Path]) -> dict[str, Tensor]:
     Raises UserError for a file that is damaged or holds anything but plain tensors with all of their elements: a file
     can repeat one number a million times without a byte more, until a copy takes the memory.
     """
-    tensors = {name: tensor for path in paths for name, tensor in _flatten(path.name, _read(path)).items()}
+    tensors: dict[str, Tensor] = {}
+    for path in paths:
+        found = _flatten(path.name, _read(path))
+        if twice := next((name for name in found if name in tensors), None):
+            raise UserError(f"{path.name} holds {printable(twice[:80])} a second time: save the model again.")
+        tensors |= found
     if not tensors:
         raise UserError(f"{paths[0].name} is not a set of named tensors.")
     for name, tensor in tensors.items():
@@ -163,7 +168,7 @@ def _same(tensors: Mapping[str, Tensor], first: str, second: str) -> bool:
 
 
 def _flatten(source: str, content: Any) -> dict[str, Tensor]:
-    """The tensors in nested mappings. One that is there several times, or within itself, is read once."""
+    """The tensors in nested mappings and lists. One that is there several times, or within itself, is read once."""
     if not isinstance(content, Mapping):
         raise UserError(f"{source} is a {type(content).__name__}, expected a state dict, or one under a name.")
     tensors, seen, level = dict[str, Tensor](), {id(content)}, [("", content)]
@@ -173,9 +178,9 @@ def _flatten(source: str, content: Any) -> dict[str, Tensor]:
             for key, value in mapping.items():
                 if isinstance(value, Tensor):
                     tensors[f"{path}{key}"] = value
-                elif isinstance(value, Mapping) and id(value) not in seen:
+                elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
                     seen.add(id(value))
-                    below.append((f"{path}{key}.", value))
+                    below.append((f"{path}{key}.", value if isinstance(value, Mapping) else dict(enumerate(value))))
         level = below
     if level:
         raise UserError(f"{source} is nested too deeply.")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -363,9 +364,9 @@ def _per_class(source: Source, split: Split | Records) -> NDArray[np.int64]:
 
 def _warnings(source: Source, splits: Splits) -> list[str]:
     warnings = [source.unseen] if source.unseen and "missing" in source.allow else []
-    spellings = grouped((name, "".join(filter(str.isalnum, name.casefold()))) for name in source.classes)
+    spellings = grouped((name, _spelled(name)) for name in source.classes)
     if similar := [" = ".join(map(repr, names)) for key, names in spellings.items() if key and len(names) > 1]:
-        text = "Classes whose names differ only in case, spaces or signs"
+        text = "Classes whose names differ only in case, spaces, signs or zeros in front"
         warnings.append(f"{text}: {first_of(similar, _LISTED)}. Are they one?")
     for name, split in splits.items():
         counts = _per_class(source, split)
@@ -427,6 +428,12 @@ def _warnings(source: Source, splits: Splits) -> list[str]:
             "255. If 16-bit files hold values of 10 or 12 bits, scale these up to 16 bits first."
         )
     return warnings
+
+
+def _spelled(name: str) -> str:
+    """A name without what people write in different ways: letters and digits alone."""
+    letters = "".join(filter(str.isalnum, normalize("NFKC", name).casefold()))
+    return letters.lstrip("0") or "0" if letters.isdigit() else letters
 
 
 def _conflicts(source: Source, splits: Splits) -> list[str]:

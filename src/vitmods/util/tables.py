@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -70,6 +71,8 @@ def read_rows(path: Path, layout: str = "", errors: str = "strict", delimiter: s
                 content = parse_json(text)
                 if isinstance(content, dict) and not any(isinstance(v, dict | list) for v in content.values()):
                     content = [{"file": name, "label": value} for name, value in content.items()]
+                elif isinstance(content, dict) and {*map(str.lower, content)} & {*IMAGE_NAMES}:
+                    content = _transposed(content)
                 if not isinstance(content, list):
                     raise ValueError("it is not a list of rows, or names and their labels")
                 rows = [(number, row if isinstance(row, dict) else None) for number, row in enumerate(content, 1)]
@@ -92,6 +95,14 @@ def _decoded(raw: bytes, errors: str) -> str:
             if b"\0" not in raw and not _OTHER_LETTERS.search(text):
                 return text
         raise error
+
+
+def _transposed(columns: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Rows of columns that are lists, or mappings of numbers of rows as pandas writes them; None for anything else."""
+    lists = [[*column.values()] if isinstance(column, dict) else column for column in columns.values()]
+    if not all(isinstance(some, list) and len(some) == len(lists[0]) for some in lists):
+        return None
+    return [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
 
 
 def _object(line: str) -> dict[str, Any] | None:
@@ -122,6 +133,8 @@ def _csv_rows(text: str, name: str, layout: str, delimiter: str) -> tuple[list[s
             continue
         if not header:
             header = [value.strip() or f"column {number}" for number, value in enumerate(values, 1)]
+            twice = {name for name, count in Counter(header).items() if count > 1}
+            header = [f"{name} ({number})" if name in twice else name for number, name in enumerate(header, 1)]
             if len(header) > MOST_COLUMNS:
                 raise ValueError(f"it has more than {MOST_COLUMNS:,} columns")
             continue

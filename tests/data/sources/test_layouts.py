@@ -399,6 +399,31 @@ PUBLIC = {
         "cat dog: train 12",
         "?splits=none",
     ),
+    "domains in splits": (
+        "{train,test}/{clipart,sketch}/{cat,dog}/{0-1}.png",
+        {},
+        "cat dog: test 8, train 8",
+        "?splits=train/clipart:train,train/sketch:train,test/clipart:test,test/sketch:test",
+    ),
+    "images and masks in splits": (
+        "{train,val}/{cat,dog}/{images,outlines}/{0-1}.png",
+        {},
+        "cat dog: train 4, val 4",
+        "?splits=train/*/images:train,val/*/images:val",
+    ),
+    "PlantVillage, doubled below a folder": (
+        "PlantVillage/{Pepper,Potato}/{0-2}.JPG "
+        "PlantVillage/PlantVillage/{Pepper,Potato}/{0-2}.JPG=PlantVillage/{Pepper,Potato}/{0-2}.JPG",
+        {},
+        "Pepper Potato: train 6",
+        "/PlantVillage",
+    ),
+    "a table that names two pictures a line": (
+        "{scan,outline}/{a0,a1,a2,a3}.png",
+        {"all.csv": table("outline,image,label", *[f"outline/a{i}.png,scan/a{i}.png,{i % 2}" for i in range(4)])},
+        "0 1: train 4",
+        "?labels=all.csv&file=image&label=label",
+    ),
     "splits in other languages": (
         "{entrainement,validation}/{chat,chien}/{0-2}.png",
         {},
@@ -522,6 +547,47 @@ def test_a_class_that_is_called_as_a_split_is_named(tmp_path, files, count):
     draw(tmp_path, files)
     notes = [text for text in open_source(tmp_path).warnings if "was read as a class" in text]
     assert len(notes) == count
+
+
+@pytest.mark.parametrize(
+    ("files", "way", "meant"),
+    [
+        (
+            "Aves/{2801,2802}/a{0-2}.jpg Insecta/{2901,2902}/b{0-2}.jpg",
+            "Aves:train,Insecta:train",
+            "2801 2802 2901 2902",
+        ),
+        ("tiles/tiles/{01_TUMOR,02_STROMA}/{0-5}.tif large/{0-1}.tif", "tiles/tiles:train", "01_TUMOR 02_STROMA"),
+        (
+            "train/Aves/{a1,a2}/{0-2}.png train/Rosa/{b1,b2}/{0-2}.png",
+            "train/Aves:train,train/Rosa:train",
+            "a1 a2 b1 b2",
+        ),
+        ("{cat,dog}/{0-2}.png", "", ""),
+    ],
+)
+def test_folders_in_class_folders_are_named_with_what_reads_them(tmp_path, files, way, meant):
+    draw(tmp_path, files)
+    notes = [text for text in open_source(tmp_path).warnings if "hold folders, which count as theirs" in text]
+    assert len(notes) == bool(way)
+    for note in notes:
+        assert f'"{tmp_path}?splits={way}"' in note
+        assert found(open_source(f"{tmp_path}?splits={way}")) == f"{meant}: train 12"
+
+
+@pytest.mark.parametrize(
+    ("files", "tables", "words"),
+    [
+        ("images/{0-3}.jpg", {"all.csv": "id,label,title\n0,hat,blue\n1,hat,blue, big\n"}, "Line 3 of .*all.csv has"),
+        ("a.csv", {"a.csv": table("emotion,pixels", "0,1 2 3", "1,4 5 6", "0,7 8 9")}, "^No images in class folders"),
+        ("{0-3}.jpg", {"list.txt": "0.jpg cat\n"}, 'list.txt is a file. If .* write ".*[?]labels=list.txt"'),
+    ],
+)
+def test_what_is_said_of_tables_that_say_nothing(tmp_path, files, tables, words):
+    draw(tmp_path, files)
+    write_files(tmp_path, tables)
+    with pytest.raises(UserError, match=words):
+        open_source(tmp_path / "list.txt" if "list.txt" in tables else tmp_path)
 
 
 def test_there_are_enough():

@@ -88,6 +88,18 @@ SAME = {
     ),
     "a JSON object": ("all.json", json.dumps(dict(zip(NAMES, CLASS))), ""),
     "from another folder": ("tables/all.csv", lines("file,label", lambda n, c: f"{n[4:]},{c}"), "?root=../img"),
+    "columns of JSON": ("all.json", json.dumps({"File": NAMES, "label": CLASS}), ""),
+    "columns of pandas": (
+        "all.json",
+        json.dumps({"path": dict(enumerate(NAMES)), "label": dict(enumerate(CLASS))}),
+        "",
+    ),
+    "names without ending and header": ("all.tsv", lines("", lambda n, c: f"{stem(n)} {c} 1 1").lstrip(), "?label=cat"),
+    "a flag of the split beside labels": (
+        "labels.csv",
+        lines("file,cat,dog,is_test", lambda n, c: f"{n},{c == 'cat':d},{c == 'dog':d},{'2' in n:d}"),
+        "",
+    ),
     "JSON Lines": ("all.jsonl", lines("", lambda n, c: json.dumps({"file_name": n, "label": c})), ""),
     "lists": ("all.jsonl", lines("", lambda n, c: json.dumps({"file_name": n, "labels": [c]})), ""),
 }
@@ -167,7 +179,8 @@ def test_a_table_of_classes_is_for_both_tasks(root):
         ("file,label\n", "?label=lable", r"does not have the column lable. Did you mean 'label'"),
         ("file,label\n", "?root=nowhere", r"the folder .*nowhere does not exist: correct root"),
         ("file,label\n1.png,cat\n", "", r"line 2: 1.png is missing"),
-        ("file,label\na0,cat\nimg/a0.png,cat\n", "", r"line 3: img/a0.png is named a second time"),
+        ("file,label\na0,cat\nimg/a0.png,dog\n", "", r"line 3: img/a0.png is named a second time and differs"),
+        ("file,label,label\na0,cat,1\na1,cat,2\nb0,dog,1\nb1,dog,2\n", "", r"label \(2\) \(2 values\), label \(3\)"),
         ("file,label,class\na0,0,cat\na1,0,dog\na2,1,fox\n", "", r"class \(3 values\), label \(2 values\)"),
         ("file,label\na0,1.5\na1,2.5\n", "", "2 numbers with decimals, which are not classes"),
         ("file,tags\na0,r s\na1,s t\na2,r t\nb0,r s t\n", "", r"4 labels, or several of 3 .*\?separator=space"),
@@ -219,6 +232,13 @@ SAID = {
         "cat dog: train 3",
         "write group=patient_id",
     ),
+    "lines twice": (
+        "file,label\na0,cat\nb0,dog\nimg/a0.png,cat\n",
+        "",
+        "cat dog: train 2",
+        "1 lines that repeat another",
+    ),
+    "not a number": ("file,label\na0,cat\nb0,dog\na1,nan\n", "", "cat dog nan: train 3", "The label nan is a class of"),
     "scores": ("file,label,score\na0,cat,0.5\nb0,dog,0.5\na1,cat,0.5\n", "", "cat dog: train 3", ""),
 }
 
@@ -298,3 +318,12 @@ def test_no_whole_numbers(value):
 def test_delimiters_inside_of_values(tmp_path):
     (tmp_path / "x.csv").write_text('file,labels\n"a,b.png",cat;dog\n')
     assert read_rows(tmp_path / "x.csv") == (["file", "labels"], [(2, {"file": "a,b.png", "labels": "cat;dog"})])
+
+
+def test_classes_that_are_written_in_two_ways_are_named(root):
+    write_files(root, {"x.csv": lines("file,label", lambda n, c: f"{n},{'01' if '0' in n else '1'}{c}")})
+    assert "Are they one" not in "".join(check(root / "x.csv").summary["warnings"])
+    write_files(
+        root, {"x.csv": lines("file,label", lambda n, c: f"{n},{('01' if '0' in n else '１') if c == 'cat' else 2}")}
+    )
+    assert "zeros in front: '01' = '１'. Are they one?" in "".join(check(root / "x.csv").summary["warnings"])

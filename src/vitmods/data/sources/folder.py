@@ -28,6 +28,7 @@ from vitmods.data.sources.layout import (
 )
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, similar_folder
+from vitmods.util.tables import TABLES
 
 Places = Mapping[str, list[tuple[Tree, str]]]
 """split -> its folders, each with its class, or "" where the folders in it are classes"""
@@ -64,6 +65,8 @@ def folder(path: str | Path, splits: str | None = None) -> Source:
     if not os.path.exists(root):  # unlike Path.exists, False for a name that is too long for the system
         hint = similar_folder(root) or f"Give a folder of images, or one of: {known_specs()}."
         raise UserError(f"The folder {where} does not exist. {hint}")
+    if root.suffix.lower() in TABLES:
+        raise UserError(f'{where} is a file. If it says the labels, write "{root.parent}?labels={root.name}".')
     if not root.is_dir():
         raise UserError(f"{where} is a file. Give the folder that holds the class folders. {LAYOUT}")
     with listing():

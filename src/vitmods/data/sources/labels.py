@@ -51,7 +51,8 @@ _OF_GROUPS = re.compile("patient|subject|person|lesion|scene|video|burst", re.IG
 _SPLITS, _GROUPS = ("split", "subset", "partition", "set"), ("group",)
 _YES, _NO = {"1", "true", "yes", "x"}, {"0", "-1", "false", "no", ""}
 _NUMBER = re.compile(r"[+-]?\d*\.\d+(e[+-]?\d+)?")
-_SHOWN, _TRIED, _MOST_SPLITS = 5, 100, 10
+_SHOWN, _TRIED, _MOST_SPLITS, _LONGEST = 5, 100, 10, 200
+_UNKNOWN = {"nan", "n/a", "na", "null", "none", "-1", "?"}
 _NEARLY_ALL = 0.95
 
 
@@ -99,11 +100,11 @@ def labeled(
     base, listed, wrong = folder / options.get("root", ""), class_names(tables[0][0].parent / CLASSES), list[str]()
     if not base.is_dir():
         raise UserError(f'"{spec}": the folder {printable(str(base))} does not exist: correct root.')
-    images, find, warnings, without = dict[str, _Entry](), Paths(base), list[str](), 0
+    images, find, warnings, without, repeated = dict[str, _Entry](), Paths(base), list[str](), 0, 0
     for path, of_table in tables:
         header, rows = read_rows(path, CSV_LAYOUT)
         find.above = "." if "root" in options else os.path.relpath(path.parent, base)
-        if any("." in name and find.direct(name) for name in header):  # the first line is no header
+        if any("." in name and find.direct(name) for name in header) or _is_row(header, rows, find):  # no header
             rows.insert(0, (1, dict(zip(header, header, strict=True))))
         file = printable(str(path))
         if not rows:
@@ -121,16 +122,18 @@ def labeled(
                     raise ValueError(f"has the split {printable(said)}, which is not train, val or test")
                 if not found:
                     raise ValueError("is missing")
-                if found in images:
-                    raise ValueError("is named a second time")
+                entry = _Entry(split, labels, cell(row.get(columns.group)))
+                if images.get(found, entry) != entry:
+                    raise ValueError("is named a second time and differs: name all labels in one line, as cat;dog")
+                repeated += found in images
                 if listed and (strange := sorted(labels.difference(listed))):
                     near = nearest(strange[0], listed)
                     raise ValueError(f"has the label {printable(strange[0])}. {near} ({CLASSES})")
                 without += not labels
-                images[found] = _Entry(split, labels, cell(row.get(columns.group)))
+                images[found] = entry
             except ValueError as error:
                 where = f"line {line} of {file}" if len(tables) > 1 else f"line {line}"
-                wrong.append(f"{where}: {printable(text) or '(no file)'} {error}")
+                wrong.append(f"{where}: {printable(text)[:_LONGEST] or '(no file)'} {error}")
     if wrong:
         more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         lines = "".join(f"\n  {text}" for text in wrong[:_SHOWN])
@@ -138,6 +141,7 @@ def labeled(
     if len(columns.labels) == 1 and without and all(len(entry.labels) < 2 for entry in images.values()):
         images = {image: entry for image, entry in images.items() if entry.labels}
         warnings.append(f"{without:,} images without a label were left out.")
+    warnings += [f"{repeated:,} lines that repeat another were left out."] if repeated else []
     folders = {image: split_named(image.partition("/")[0]) or "" for image in images}
     if not any(entry.split for entry in images.values()) and all(folders.values()) and "train" in folders.values():
         images = {image: entry._replace(split=folders[image]) for image, entry in images.items()}
@@ -148,6 +152,8 @@ def labeled(
     classes = listed or sorted(set().union(*(entry.labels for entry in images.values())))
     if not classes:
         raise UserError(f"{spec} does not label any image. {CSV_LAYOUT}")
+    if unknown := [label for label in classes if label.lower() in _UNKNOWN]:
+        warnings.append(f"The label {unknown[0]} is a class of its own: leave its cells empty if it is not known.")
     number, splits = {label: i for i, label in enumerate(classes)}, {}
     is_class = all(len(entry.labels) == 1 for entry in images.values())
     for split in named_splits:
@@ -165,6 +171,13 @@ def labeled(
     name = printable(folder.resolve().name if whole or first.name == CSV else first.stem)
     source = Source(name, tuple(map(printable, classes)), splits, warnings, target="class" if is_class else "labels")
     return source if is_class else with_rarest(source)
+
+
+def _is_row(header: Sequence[str], rows: Sequence[Row], find: "Paths") -> bool:
+    """Whether the first line names an image where the next one does, and is no line of usual names."""
+    if not rows or {name.lower() for name in header} & {*IMAGE_NAMES}:
+        return False
+    return any(_find(find, name) and _find(find, cell((rows[0][1] or {}).get(name))) for name in header)
 
 
 class Paths:
@@ -343,6 +356,7 @@ def _is_one_hot(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bool
 def label_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
     """The columns that may hold labels: those of yes and no if there are several, or those with few values, which are
     words or whole numbers."""
+    names = [name for name in names if not ((word := split_word(name)) and word[1] <= {"is"})]  # is_test, valid
     yes_or_no = [name for name in names if _is_one_hot(rows, [name, name]) and _count(rows, name) > 1]
     fitting = []
     for name in names:
@@ -422,10 +436,13 @@ def specifications(tree: Tree, where: str, class_of: Mapping[str, str] = {}) -> 
     folder; tables that agree with it are left out, and those whose columns are not called as labels."""
     lines = []
     for name in tree.others:
-        objects: list[dict[str, Any]] = []
-        with suppress(UserError):  # another kind of text
+        header, rows = list[str](), list[Row]()
+        try:
             header, rows = read_rows(Path(tree.path, name)) if ending_of(name) in TABLES else ([], [])
-            objects = [row for _, row in rows if row is not None]
+        except UserError as error:
+            if not class_of and ending_of(name) != ".txt":  # which may be another kind of text
+                lines.append(f"  {error}")
+        objects = [row for _, row in rows if row is not None]
         file, paths = _named_in(tree, header, objects, bool(class_of)) if len(header) > 1 and objects else ("", [])
         if not file:
             continue
@@ -463,7 +480,8 @@ def _named_in(
     """The column whose rows name at least 80 % of the images of the folder or, unless `most`, images by 80 % of them;
     and the path of each row."""
     finder = Finder([_relative(tree, path) for path in tree.paths()])
-    for column in header:
+    count = len({stem_of(os.path.basename(path)) for path in tree.paths()})  # one line names an image and its mask
+    for column in sorted(header, key=lambda name: name.lower() not in IMAGE_NAMES) if count else ():
         values = [cell(row.get(column)) for row in rows]
         if 5 * len(set(values)) < 4 * len(values):
             continue
@@ -474,7 +492,7 @@ def _named_in(
             except ValueError:
                 found.append(None)
         named = sum(map(bool, found))
-        if 5 * named >= 4 * tree.count or (not most and 5 * named >= 4 * len(rows)):
+        if 5 * named >= 4 * count or (not most and 5 * named >= 4 * len(rows)):
             return column, found
     return "", []
 

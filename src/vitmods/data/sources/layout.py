@@ -173,14 +173,16 @@ def leave_out_copies(top: Tree) -> list[str]:
                 del tree.folders[name]
         if any(base_of(stem, stems, proper=True) for stem in _spread(list(stems), 60)):
             removed.update(_leave_out_beside(tree, stems))
-    filled = top.filled
+    above = top.inner
+    filled = above.filled
     for name, tree in filled.items():
         others = {other: below for other, below in filled.items() if other != name}
         inside = tree.inner.filled
         if len(others) > 1 and all(o in inside and _files(inside[o]) == _files(below) for o, below in others.items()):
             removed[f"images in {name}, which repeats the folders beside it,"] += tree.count
-            top.folders = {key: below for key, below in top.folders.items() if below is not tree}
-            top.__dict__.pop("count", None)
+            above.folders = {key: below for key, below in above.folders.items() if below is not tree}
+            for counted in top.walk():
+                counted.__dict__.pop("count", None)
             break
     return [f"{count:,} {printable(what)} were left out." for what, count in removed.items()]
 
@@ -359,6 +361,7 @@ def understand(top: Tree, where: str) -> tuple[dict[str, str], list[str]]:
         raise above(top, where, inside)
     refuse_masks(where, top.filled)
     reading, notes = _named_splits(top, where, tops) or _classes(top, where, tops)
+    notes = [*notes, *_inside(top, where, reading)]
     for places in places_of(top, reading).values():
         refuse_masks(where, {name: below for tree, label in places if not label for name, below in tree.filled.items()})
     return reading, notes
@@ -374,7 +377,7 @@ def _together(top: Tree, trees: Iterable[Tree], split: str = "train") -> dict[st
 
 
 def _named(trees: Iterable[Tree]) -> str:
-    return first_of([printable(tree.name) for tree in trees], 4)
+    return first_of([*dict.fromkeys(printable(tree.name) for tree in trees)], 4)
 
 
 def _kin(trees: Iterable[Tree], names: Container[str]) -> list[Tree]:
@@ -470,16 +473,7 @@ def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], l
     ):
         reason = f"{nested.name} holds folders of the same names as those beside it."
         raise ask(top, where, reason, reading, _together(top, [nested]))
-    counts = Counter(name for tree in tops for name in tree.inner.filled)
-    shared = [name for name, count in counts.items() if count > 1]
-    kin = _kin(tops, shared)
-    if 2 * len(kin) >= len(tops) and len(kin) > 1:
-        if pictures := [name for name in shared if name.lower() in _IMAGES]:
-            others = [{f"*/{name}": "train"} for name in pictures]
-        else:
-            others = [_together(top, kin), *(_together(top, [tree]) for tree in kin[:2])]
-        inside = first_of(list(map(printable, shared)), 4)
-        raise ask(top, where, f"{_named(kin)} hold folders of the same names ({inside}).", reading, *others)
+    _inside(top, where, reading)
     stems = {re.sub(r"\d+$", "", tree.name) for tree in tops}
     if len(tops) > 1 and len(stems) == 1 and (stem := stems.pop()) not in top.filled:
         words = {word.lower() for word in _WORDS.findall(stem)}
@@ -489,16 +483,37 @@ def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], l
             raise ask(top, where, reason, reading, {tree.name: "train" for tree in tops})
     if tops and all(len(t.name) == 1 and t.filled and all(name[0] == t.name for name in t.filled) for t in tops):
         raise ask(top, where, "Its folders are the letters by which others are sorted.", reading, _together(top, tops))
-    # Folders with numbers in their names are patients, days or sessions more often than classes.
-    inner = [(tree.inner.pictures, tree.inner.filled) for tree in tops]
-    if len(tops) > 1 and all(
-        len(inside) > 1 and not (some or re.search(r"\d", "".join(inside))) for some, inside in inner
-    ):
-        said = in_words(top, _together(top, tops), where)
-        notes = [f"All class folders hold folders, which count as theirs. If those are the classes, write:\n{said}"]
     if odd := [tree for tree in tops if len(tops) > 2 and (split_named(tree.name) or tree.name.lower() in _UNLABELED)]:
         notes += [f"{_named(odd)} of {where} was read as a class. If it is not one, move it."]
     return reading, notes
+
+
+def _inside(top: Tree, where: str, reading: Reading) -> list[str]:
+    """What to say of the folders in the class folders of a reading. UserError where these have the same names."""
+    kin, shared, deep = dict[Tree, str](), dict[str, None](), dict[Tree, str]()
+    for split, places in places_of(top, reading).items():
+        for tops in ([*place.filled.values()] for place, label in places if not label):
+            counts = Counter(name for tree in tops for name in tree.inner.filled)
+            names = [name for name, count in counts.items() if count > 1]
+            if len(some := _kin(tops, names)) > 1 and 2 * len(some) >= len(tops):
+                kin, shared = kin | dict.fromkeys(some, split), shared | dict.fromkeys(names)
+            if len(tops) > 1:
+                deep |= {tree: split for tree in tops if len(tree.inner.filled) > 1 and not tree.inner.pictures}
+
+    def of(trees: Iterable[Tree]) -> dict[str, str]:
+        return {_below(top, tree.inner): (kin | deep)[tree] for tree in trees}
+
+    if kin:
+        if pictures := [name for name in shared if name.lower() in _IMAGES]:
+            starred = [{f"{path}/*/{name}": split for path, split in reading.items()} for name in pictures]
+            others = [{path.removeprefix("./"): split for path, split in one.items()} for one in starred]
+        else:
+            alone = dict.fromkeys(tree.name for tree in kin)
+            others = [of(kin), *(of(tree for tree in kin if tree.name == name) for name in [*alone][:2])]
+        inside = first_of(list(map(printable, shared)), 4)
+        raise ask(top, where, f"{_named(kin)} hold folders of the same names ({inside}).", reading, *others)
+    said = f"{_named(deep)} hold folders, which count as theirs. If those are the classes, write:"
+    return [f"{said}\n{in_words(top, of(deep), where)}"] if deep else []
 
 
 def _splits_in(tree: Tree) -> dict[Tree, str]:
