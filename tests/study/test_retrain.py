@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import vitmods as vm
 from vitmods.cli import main
@@ -152,8 +151,9 @@ def test_one_process_begins_it_and_two_end_it_as_one_would(copied, retrained, mo
     retraining = make().retrain(copied, devices_per_trial=2, **HERE)
     assert retraining.result["how"]["processes"] == 2
     assert retraining.result["steps"] == retrained[1].result["steps"]
-    ours, theirs = (load_file(folder / WEIGHTS) for folder in (retraining.folder, retrained[1].folder))
-    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+    models = (Checkpoint.open(str(one.folder)).model.eval() for one in (retraining, retrained[1]))
+    ours, theirs = (model(torch.rand(64, 1, 8, 8, generator=torch.manual_seed(0))).softmax(-1) for model in models)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)  # biases of keys, which have no effect, are rounding
     assert (retraining.folder / "images.npz").exists()
     assert retraining.folder == copied / "retrained/base"
 
