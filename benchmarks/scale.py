@@ -104,7 +104,7 @@ def measured(out: Path, template: Path, options: Any, trials: int, **settings: A
     """A whole study, and what the head took of it."""
     used: list[Sleepers] = []
 
-    def executor(runner: Any, how: Any, workers: int) -> Sleepers:
+    def executor(runner: Any, *_: Any) -> Sleepers:
         used.append(Sleepers(runner.folder, template, options.nodes, options.sleep))
         return used[-1]
 

@@ -17,6 +17,7 @@ from vitmods.util.registry import _registries
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 ONCE = "--rounds 1 "
 TINY = {
+    "channels_last": ONCE + "--sizes mu3/4 --batch 2",
     "corruptions": ONCE,
     "coverage": "--studies 1 --seeds 2 --most 4",
     "loop_overhead": "",

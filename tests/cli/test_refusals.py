@@ -23,6 +23,9 @@ compare --sweep lrr=1,2                            -> Did you mean 'lr'
 train --from runs/pets                             -> There is no option --from
 apply dpn                                          -> `vitmods diff --arm dpn` shows
 compare --model Ti/16                              -> Did you mean --base?
+compare --devices 2                                -> Did you mean --devices-per-trial?
+train --devices-per-trial 2                        -> Did you mean --devices?
+finetune --model x --devices-per-trial 2           -> adapts weights on several devices
 compare dpn rms                                    -> dpn is a change: write --arms dpn.
 diff dpn                                           -> Changes follow --arm: write --arm dpn.
 finetune --data digits                             -> Say what is adapted: --model
@@ -97,6 +100,7 @@ compare --frobnicate 3                             -> option --frobnicate. `vitm
 report runs/x --format latex                       -> Give --latex, --markdown
 report runs/x --pdf                                -> Did you mean --out answer.pdf?
 report                                             -> Missing: PATH the study's folder or address.
+predict runs/x photo.png --devices 2               -> Did you mean --device?
 export runs/x --onnx                               -> Did you mean --to onnx?
 export runs/x --format onnx                        -> Did you mean --to?
 diff --arms dpn                                    -> Did you mean --arm?

@@ -16,7 +16,7 @@ import vitmods as vm
 from vitmods.study.budget import Budget
 from vitmods.study.cells import Trial
 from vitmods.study.executors import ClusterOptions, StudyOptions
-from vitmods.study.executors.clusters import RayCluster, RayWorker, Run, SlurmJob
+from vitmods.study.executors.clusters import RayCluster, RayWorker, Run, Slurm, SlurmJob
 from vitmods.study.executors.processes import LocalProcesses, Template
 from vitmods.study.store import StudyFolder
 from vitmods.train import RunOptions
@@ -144,6 +144,71 @@ def test_jobs_are_the_study_in_one_process(hostile, alone, tmp_path, monkeypatch
     assert not hostile.exists()
 
 
+SLURM_STANDS_IN = {
+    "sbatch": """cp "$1" "$PRETENDED/job.sh"
+export SLURM_JOB_ID=$$ SLURM_JOB_NUM_NODES=2 SLURM_NTASKS=2 SLURM_JOB_NODELIST=localhost,elsewhere
+bash "$1" < /dev/null > "$PRETENDED/log" 2>&1 &
+echo Submitted batch job $$""",
+    "srun": """while [[ $1 == --* ]]; do [[ $1 == --unbuffered ]] || shift; shift; done
+for task in 0 1; do SLURM_PROCID=$task SLURM_NODEID=$task SLURM_LOCALID=0 "$@" & done
+wait""",
+    "sacct": "",
+}
+"""programs of Slurm, for a job of two nodes with a task on each"""
+
+
+@pytest.mark.slow
+def test_a_job_of_two_nodes_is_one_process(alone, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("submitit")
+    programs, out = tmp_path / "bin", tmp_path / "out"
+    programs.mkdir()
+    for name, lines in SLURM_STANDS_IN.items():
+        (programs / name).write_text(f"#!/bin/bash\n{lines}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("PRETENDED", str(tmp_path))
+    study(arms=None).run(out, cluster=ClusterOptions("slurm", nodes_per_trial=2), devices_per_trial=2, **QUIET)
+    check_equal_up_to_rounding(out, alone)
+    asked = (tmp_path / "job.sh").read_text()
+    assert "#SBATCH --nodes=2\n" in asked
+    assert "#SBATCH --ntasks-per-node=1\n" in asked
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "expected"),
+    [
+        ({}, {"devices_per_trial": 2}, (1, 2, 2, None)),
+        ({"nodes_per_trial": 2, "memory_per_trial": 4}, {"devices_per_trial": 16}, (2, 8, 8, 32)),
+        ({"nodes_per_trial": 2, "memory_per_trial": 4}, {"devices_per_trial": 4, "device": "cpu"}, (2, 2, None, 8)),
+        ({"memory_per_trial": 4}, {"devices_per_trial": "1/4"}, (1, 1, 1, 16)),
+    ],
+)
+def test_what_a_job_asks_of_each_node(monkeypatch, tmp_path, cluster, options, expected) -> None:
+    submitit = pytest.importorskip("submitit")
+    asked = {}
+    recorder = SimpleNamespace(update_parameters=lambda **limits: asked.update(limits))
+    monkeypatch.setattr(submitit, "AutoExecutor", lambda **how: recorder)
+    options = StudyOptions(cluster=ClusterOptions("slurm", **cluster), **options)
+    Slurm(LocalProcesses(StudyFolder(tmp_path), 1, 1), options)._executor()
+    assert tuple(map(asked.get, ("nodes", "tasks_per_node", "gpus_per_node", "mem_gb"))) == expected
+
+
+@pytest.mark.parametrize(("rank", "local"), [(0, 0), (1, 1), (2, 0), (3, 1)])
+def test_the_tasks_of_a_job_meet_on_its_first_node(monkeypatch, tmp_path, rank, local) -> None:
+    pytest.importorskip("submitit")
+    task = {"PROCID": rank, "LOCALID": local, "NODEID": rank // 2, "NTASKS": 4, "JOB_NUM_NODES": 2, "JOB_ID": 7}
+    for name, value in {**task, "JOB_NODELIST": "node[03-04]"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    seats, worker = [], SimpleNamespace(send=lambda work: None, answer=lambda: (None, False))
+    monkeypatch.setattr(LocalProcesses, "start", lambda self, index, seat: seats.append(seat) or worker)
+    SlurmJob(LocalProcesses(StudyFolder(tmp_path), 1, 1, team=4), 0, {})()
+    (seat,) = seats
+    assert seat.pop("MASTER_PORT").isdecimal()
+    sizes = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    assert seat == {"MASTER_ADDR": "node03", "RANK": str(rank), "LOCAL_RANK": str(local), **sizes}
+
+
 @pytest.mark.slow
 def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     pytest.importorskip("submitit")
@@ -184,6 +249,9 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     [
         ("here", {"cpus_per_trial": 2}, "executor here does not use cpus_per_trial"),
         ("slurm", {"address": "auto"}, "executor slurm does not use address"),
+        ("slurm", {"address": "local", "nodes_per_trial": 2}, "address local is one node"),
+        ("ray", {"nodes_per_trial": 2}, "executor ray does not use nodes_per_trial"),
+        ("slurm", {"nodes_per_trial": 0}, "nodes_per_trial must be at least 1"),
         ("ray", {"cpus_per_trial": 0}, "A trial on a cluster needs at least one core"),
         ("ray", {"memory_per_trial": -2.0}, "A trial on a cluster needs at least one core"),
     ],
@@ -191,6 +259,12 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
 def test_options_that_make_no_sense_are_refused(executor, options, message) -> None:
     with pytest.raises(UserError, match=message):
         ClusterOptions(executor, **options)
+
+
+@pytest.mark.parametrize("devices", [None, 3, "1/2"])
+def test_nodes_that_cannot_share_a_trial_are_refused(devices) -> None:
+    with pytest.raises(UserError, match=r"2 nodes cannot share the \d devices? of a trial evenly"):
+        StudyOptions(cluster=ClusterOptions("slurm", nodes_per_trial=2), devices_per_trial=devices)
 
 
 @pytest.mark.parametrize(

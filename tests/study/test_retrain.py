@@ -3,9 +3,11 @@
 import json
 import re
 import shutil
+import signal
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import vitmods as vm
 from vitmods.cli import main
@@ -15,8 +17,12 @@ from vitmods.report.advice import next_steps
 from vitmods.study import Answer, Study
 from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.evaluate import evaluate
-from vitmods.study.retrain import best_arm, retrain_command, retrained_folder
+from vitmods.study.executors import ClusterOptions
+from vitmods.study.executors.processes import LocalProcesses
+from vitmods.study.retrain import best_arm, retrain_command
 from vitmods.study.trial import load_images
+from vitmods.train.interrupt import Interrupted
+from vitmods.train.loop import TrialRun
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError
 
@@ -100,8 +106,8 @@ def test_another_study_or_arm_is_refused(copied, tmp_path):
         make(recipe=RECIPE.with_(epochs=3)).retrain(copied, **HERE)
     with pytest.raises(UserError, match=r"not have an arm 'dpm'\. Did you mean 'dpn'"):
         make().retrain(copied, "dpm", **HERE)
-    with pytest.raises(UserError, match="trains on one device: drop --shard"):
-        make().retrain(copied, **HERE, devices_per_trial=2, shard=True)
+    with pytest.raises(UserError, match="multiple of 3, or their number to 1, 2"):
+        make().retrain(copied, **HERE, devices_per_trial=3, cluster=ClusterOptions("slurm", "local"))
     with pytest.raises(UserError, match=r"nothing is not a study yet: .*without --retrain"):
         make().retrain(tmp_path / "nothing", **HERE)
 
@@ -120,13 +126,43 @@ def test_it_continues_where_it_was_stopped(copied, retrained, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         make().retrain(copied, checkpoint_minutes=0, **HERE)
     monkeypatch.undo()
-    folder = retrained_folder(copied, "base")
+    folder = copied / "retrained/base"
     assert (folder / "checkpoint.pt").exists()
     make(seeds=None).retrain(copied, **HERE)  # as many seeds as the study itself says were planned
     assert (folder / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
     time = (folder / WEIGHTS).stat().st_mtime_ns
     make().retrain(copied, **HERE)
     assert (folder / WEIGHTS).stat().st_mtime_ns == time
+
+
+def test_one_process_begins_it_and_two_end_it_as_one_would(copied, retrained, monkeypatch):
+    step = TrialRun._train_step
+
+    def stops(run, batch):
+        if run.step == 3:
+            raise Interrupted("stopped", signal.SIGINT)
+        step(run, batch)
+
+    monkeypatch.setattr(TrialRun, "_train_step", stops)
+    with pytest.raises(Interrupted):
+        make().retrain(copied, checkpoint_every_steps=1, **HERE)
+    monkeypatch.undo()
+    assert (copied / "retrained/base/checkpoint.pt").exists()
+    retraining = make().retrain(copied, devices_per_trial=2, **HERE)
+    assert retraining.result["how"]["processes"] == 2
+    assert retraining.result["steps"] == retrained[1].result["steps"]
+    models = (Checkpoint.open(str(one.folder)).model.eval() for one in (retraining, retrained[1]))
+    ours, theirs = (model(torch.rand(64, 1, 8, 8, generator=torch.manual_seed(0))).softmax(-1) for model in models)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)  # biases of keys, which have no effect, are rounding
+    assert (retraining.folder / "images.npz").exists()
+    assert retraining.folder == copied / "retrained/base"
+
+
+def test_a_process_that_fails_is_named(copied, monkeypatch):
+    monkeypatch.setattr(LocalProcesses, "run", lambda _, source: source.ended(source.take(), "it was killed"))
+    with pytest.raises(UserError, match="base on all images is not trained: it was killed"):
+        make().retrain(copied, devices_per_trial=2, **HERE)
+    assert not list(copied.glob("retrained/**/images.npz"))
 
 
 def test_it_predicts_and_is_not_evaluated_on_its_own_images(retrained):

@@ -292,7 +292,7 @@ def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch)
     def second_worker(options):
         runner = TrialRunner(StudyFolder(tmp_path), settings.measure, options)
         study = PreparedStudy(settings, runner, Mock(), options, {}, (), 1, {}, {})
-        executor = make_executor(study, workers=2)
+        executor = make_executor(runner, settings, options, workers=2, threads=study.threads)
         return executor.task(1)["options"]["device"], executor.environment(1).get("CUDA_VISIBLE_DEVICES")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

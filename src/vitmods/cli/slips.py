@@ -36,6 +36,7 @@ arms|arm|candidates    arms change changes mod mods variant variants treatments
 device                 gpu gpus ngpus accelerator
 device cuda            cuda
 device cpu             cpu no-cuda
+devices|devices-per-trial  devices devices-per-trial nproc-per-node
 workers                num-workers jobs j threads nproc procs parallel
 lr                     learning-rate learningrate
 weight-decay           wd decay
@@ -69,7 +70,16 @@ markdown               md
 latex                  tex
 """
 """option, maybe with a value -> other words for it; of several, the first that a command has"""
-WEIGHTS = ("pretrained", "weights", "checkpoint")  # of commands that train
+OF_TRAINING = {
+    **dict.fromkeys(
+        ("pretrained", "weights", "checkpoint"), "`vitmods finetune --model WEIGHTS` starts from trained weights."
+    ),
+    **dict.fromkeys(
+        ("devices", "devices-per-trial", "nproc-per-node"),
+        "`vitmods base --from WEIGHTS --seeds 1 --devices-per-trial 2` adapts weights on several devices.",
+    ),
+}
+"""as SENTENCES, of commands that train"""
 SENTENCES = {
     "resume": "Re-running the same command resumes.",
     "continue": "Re-running the same command resumes.",
@@ -77,7 +87,6 @@ SENTENCES = {
     "v": "Progress is printed unless --quiet is given.",
     "force": "Nothing is overwritten: name another folder by --out.",
     "overwrite": "Nothing is overwritten: name another folder by --out.",
-    **dict.fromkeys(WEIGHTS, "`vitmods finetune --model WEIGHTS` starts from trained weights."),
     "format": "Give --latex, --markdown, --bibtex or --methods, or a file by --out.",
 }
 """option that there is not, if the command lacks what it may mean -> what to do"""
@@ -182,8 +191,9 @@ def _meant(typed: str, known: Collection[str]) -> str:
         names = meant.split("|")
         if meant := next((name for name in names if name.split()[0] in known), ""):
             return f"Did you mean --{meant}?"
-    if word in SENTENCES and (word not in WEIGHTS or "epochs" in known):
-        return SENTENCES[word]
+    sentences = SENTENCES | (OF_TRAINING if "epochs" in known else {})
+    if word in sentences:
+        return sentences[word]
     longer = [name for name in known if name.startswith(word)] if len(word) > 1 else []
     close = longer if len(longer) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     return f"Did you mean --{close[0]}?" if close else ""

@@ -22,8 +22,8 @@ from vitmods.study.retrain import (
     estimate_of,
     export_line,
     retrain_command,
-    retrained_folder,
 )
+from vitmods.study.store import StudyFolder
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
@@ -134,7 +134,7 @@ def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
     name = chosen.name
     if len(answer.under) > 1:
         return
-    out = retrained_folder(answer.path, name)
+    out = StudyFolder(answer.path).retrained(name)
     if is_there(out / WEIGHTS):
         text = f"To deploy {name}, use the model trained on all images. {estimate_of(answer, chosen)}"
         yield Step(text, export_line(out))

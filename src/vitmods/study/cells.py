@@ -96,6 +96,11 @@ class Cell:
         """The arm, in a sweep with the setting before it."""
         return ", ".join(filter(None, (str(self.setting), self.arm.name)))
 
+    @property
+    def is_on_all_images(self) -> bool:
+        """Whether no image is held out."""
+        return bool(self.fixed.get("train_on_all"))
+
     def on_all_images(self) -> Cell:
         """The same, trained on all images, val and test included."""
         fixed = {**self.fixed, **self.images(), "train_on_all": True}
@@ -154,7 +159,7 @@ class Trial:
     def to_dict(self) -> dict[str, Any]:
         """Return its name, for a worker; `Settings.trial` finds it."""
         values = {"point": self.point.to_dict(), "setting": self.setting.to_dict()}
-        return {"arm": self.arm.name, "seed": self.seed, **values}
+        return {"arm": self.arm.name, "seed": self.seed, **values, "on_all_images": self.cell.is_on_all_images}
 
     @property
     def for_tuning(self) -> bool:

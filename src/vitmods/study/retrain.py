@@ -5,30 +5,31 @@ from __future__ import annotations
 import shlex
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer
+from vitmods.study.arms import BASE
 from vitmods.study.cells import Trial
 from vitmods.study.grid import AS_IS, Point
 from vitmods.study.results import ArmAnswer
 from vitmods.study.settings import Settings, make_seeds
-from vitmods.study.store import StudyFolder, StudyImages, read_object, slug
+from vitmods.study.store import StudyFolder, StudyImages, read_object
 from vitmods.tasks.base import DEFAULT, TASKS, Task
-from vitmods.train.trial import MODULES
+from vitmods.train.trial import MODULES, RESULT
 from vitmods.util.address import named
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.files import log
 from vitmods.util.registry import plugin_options
 from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
 
 if TYPE_CHECKING:
     from vitmods.study.executors import StudyOptions
+    from vitmods.study.progress import Progress
+    from vitmods.util.lease import Lease
 
-RETRAINED = "retrained"
 BEST = "best"
 
 
@@ -59,9 +60,42 @@ class Retrained:
         )
 
 
+@dataclass
+class OneTrial:
+    """A trial by itself, for an executor. failure: why it failed, or None."""
+
+    trial: Trial
+    progress: Progress
+    lease: Lease
+    failure: str | None = None
+    _is_taken: bool = field(default=False, init=False)
+
+    def take(self) -> Trial | None:
+        if self._is_taken:
+            return None
+        self._is_taken = True
+        self.progress.started(self.trial)
+        return self.trial
+
+    def ended(self, trial: Trial, failure: str | None) -> None:
+        self.failure = failure
+
+    def use_idle_core(self) -> bool:
+        return False
+
+    def waiting(self) -> None:
+        self.lease.check()
+
+
 def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: StudyOptions) -> Retrained:
     """Do what `Study.retrain` documents."""
-    from vitmods.study.trial import TrialRunner  # torch, which a report does without
+    # They import torch, which a report does without.
+    from vitmods.recipes.schedule import resolve_on
+    from vitmods.study.executors.processes import get_template
+    from vitmods.study.prepare import check_devices, threads_for
+    from vitmods.study.progress import Progress
+    from vitmods.study.run import make_executor, template_threads
+    from vitmods.study.trial import TrialRunner
 
     folder = StudyFolder(path)
     path = folder.path
@@ -74,16 +108,14 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
     folder.check_same_study({**settings.to_dict(), **recorded})
     if arm == BEST:  # which is of arms against base
         settings.refuse("retrain")
-    if options.shard:
-        raise UserError("--retrain trains on one device: drop --shard and --devices-per-trial.")
-    if options.processes > 1 and options.progress:
-        log("The arm is trained on one device, with the same batches.")
     if settings.sweep:
         raise UserError("--retrain does not support --sweep or several bases: run an ordinary study of the arm.")
-    names = [trained.name for trained in settings.every_arm]
+    names = [BASE, *facts.settings["arms"]]
     if arm not in (*names, BEST):
         raise UserError(f"The study does not have an arm {arm!r}. {nearest(arm, [BEST, *names])}")
-    with folder.lock():
+    options = replace(options, workers=1)
+    check_devices(settings, options)
+    with folder.lock() as lease, get_template(template_threads(options, 1)) as template:
         answer = Answer.load(path)
         if not answer.complete and (arm == BEST or settings.tune):
             raise UserError(
@@ -93,17 +125,21 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
         point = Point.from_dict(chosen.tuning.chosen or {}) if chosen.tuning else AS_IS
         cell = settings.cell(chosen.name, point=point).on_all_images()
         (seed,) = make_seeds([seed])
-        runner, out = TrialRunner(folder, settings.measure, options), retrained_folder(path, chosen.name)
-        splits = runner.dataset(cell).splits
-        if not folder.images.same_contents(splits):
+        trial, runner = Trial(cell, seed), TrialRunner(folder, settings.measure, replace(options, progress=False))
+        images = runner.dataset(cell)
+        if not folder.images.same_contents(images.splits):
             warnings.warn("The images are no longer those of the study, so its estimate may not hold.", stacklevel=3)
-        result = runner.train(Trial(cell, seed), out)
-        StudyImages(out).write(splits)  # all images are training images here
-    return Retrained(chosen.name, out, estimate_of(answer, chosen), result)
-
-
-def retrained_folder(study: Path, arm: str) -> Path:
-    return study / RETRAINED / slug(arm)
+        steps = resolve_on(cell.recipe, images).steps
+        progress = Progress(folder.trial, lambda _: steps, workers=1, quiet=not options.progress)
+        source, out = OneTrial(trial, progress, lease), folder.trial(trial)
+        try:
+            make_executor(runner, settings, options, 1, threads_for(options, 0), template).run(source)
+        finally:
+            progress.close()
+        if source.failure is not None:
+            raise UserError(f"{chosen.name} on all images is not trained: {source.failure}")
+        StudyImages(out).write(images.splits)  # all images are training images here
+    return Retrained(chosen.name, out, estimate_of(answer, chosen), read_object(out / RESULT))
 
 
 def arm_named(answer: Answer, name: str) -> ArmAnswer:

@@ -48,7 +48,7 @@ from vitmods.study.schedule import TrialSchedule, check_weights_are_there
 from vitmods.study.settings import Rung, Settings, StudySettings, make_measure, measure_of
 from vitmods.study.state import StudyState, enter_shown, evaluated_of, with_begun_seeds
 from vitmods.study.store import Facts, SeedCount, StudyFolder, contents_by_image, read_object
-from vitmods.study.trial import already_reported, answer_splits, base_config, logged_run, task_of
+from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, logged_run, task_of
 from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.device import device_name as recorded_device
 from vitmods.train.device import resolve
@@ -468,7 +468,7 @@ def _work(
             pool.copy,
         )  # fmt: skip
         if schedule.left:
-            executor = make_executor(study, workers, template)
+            executor = make_executor(runner, study.settings, options, workers, study.threads, template)
             if isinstance(executor, LocalProcesses) and study.measures_sharing:
 
                 def tell(limit: int, line: str = "") -> None:
@@ -497,13 +497,19 @@ def _work(
 
 
 def make_executor(
-    study: PreparedStudy, workers: int, template: Template | None = None
+    runner: TrialRunner,
+    settings: Settings,
+    options: StudyOptions,
+    workers: int,
+    threads: int,
+    template: Template | None = None,
 ) -> Inline | LocalProcesses | RayCluster | Slurm:
     """Return what runs the trials: this process, so many teams of worker processes, or a cluster.
 
-    Raises UserError if workers cannot import a function of the study, or a cluster would have to share an address.
+    threads: of each worker. Raises UserError if workers cannot import a function of the study, or a cluster would have
+    to share an address.
     """
-    runner, options, threads, cluster = study.runner, study.options, study.threads, study.options.cluster
+    cluster = options.cluster
     is_alone = workers == options.processes == 1 and threads == torch.get_num_threads()
     if is_alone and cluster.executor == "here":
         return Inline(runner)
@@ -512,7 +518,7 @@ def make_executor(
             f"The machines of a cluster work in one folder, which {address} is not: name one that they share by --out."
         )
     check_reachable()
-    functions = user_functions(study.settings)
+    functions = user_functions(settings)
     if local := [function.name for function in functions if function.module is None]:
         raise UserError(
             f"{', '.join(local)}: worker processes cannot import a function without a name, or one that is defined in "

@@ -417,7 +417,8 @@ class Settings(StudySettings):
     def trial(self, name: Mapping[str, Any]) -> Trial:
         """The inverse of `Trial.to_dict`."""
         point, setting = (Point.from_dict(name[place]) for place in ("point", "setting"))
-        return Trial(self.cell(name["arm"], setting, point), name["seed"])
+        cell = self.cell(name["arm"], setting, point)
+        return Trial(cell.on_all_images() if name["on_all_images"] else cell, name["seed"])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, without settings that are None or empty."""

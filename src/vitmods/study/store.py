@@ -349,8 +349,14 @@ class StudyFolder:
         return f"StudyFolder({str(self.path)!r})"
 
     def trial(self, trial: Trial) -> Path:
+        if trial.cell.is_on_all_images:
+            return self.retrained(trial.arm.name)
         setting, point = (slug(values.spelled, "=.,") if values else "" for values in (trial.setting, trial.point))
         return self.path.joinpath("trials", setting, slug(trial.arm.name), point, f"seed{trial.seed}")
+
+    def retrained(self, arm: str) -> Path:
+        """The folder of an arm on all images."""
+        return self.path / "retrained" / slug(arm)
 
     @property
     def confirmations(self) -> list[Path]:

@@ -281,9 +281,10 @@ class TrialRunner:
         return self._datasets[key]
 
     def __call__(self, trial: Trial) -> None:
-        """Train or resume a trial and evaluate its weights, in the first of several processes."""
+        """Train or resume a trial and evaluate its weights, in the first of several processes; those of a trial on all
+        images cannot be."""
         self._train(trial)
-        if not self._processes.first:
+        if not self._processes.first or trial.cell.is_on_all_images:
             return
         split = self._images(trial).eval_split
         if not read_trial(self.folder, trial, (split,), self.measure).ended:

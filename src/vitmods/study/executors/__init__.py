@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from vitmods.train.options import RunOptions, check_at_least
 from vitmods.util.errors import UserError
+from vitmods.util.text import plural
 
 if TYPE_CHECKING:
     from vitmods.study.cells import Trial
@@ -36,6 +37,8 @@ class ClusterOptions:
     """cores per process of a trial on a cluster; also its number of threads"""
     memory_per_trial: float | None = None
     """GB of memory that the cluster reserves per process of a trial; None: no reservation"""
+    nodes_per_trial: int = 1
+    """nodes of a Slurm job, among which the processes of its trial are divided evenly"""
     job_minutes: int = 60
     """time limit of a Slurm job; it then saves its state and is queued again"""
 
@@ -43,9 +46,12 @@ class ClusterOptions:
         if self.cpus_per_trial < 1 or (self.memory_per_trial or 1) <= 0:
             raise UserError("A trial on a cluster needs at least one core, and no negative memory.")
         check_at_least("job_minutes", self.job_minutes, 1)
+        check_at_least("nodes_per_trial", self.nodes_per_trial, 1)
+        if self.address == "local" and self.nodes_per_trial > 1:
+            raise UserError("The address local is one node: leave nodes_per_trial out, or the address.")
         unused = {
-            "here": ("address", "cpus_per_trial", "memory_per_trial", "job_minutes"),
-            "ray": ("job_minutes",),
+            "here": ("address", "cpus_per_trial", "memory_per_trial", "nodes_per_trial", "job_minutes"),
+            "ray": ("nodes_per_trial", "job_minutes"),
             "slurm": ("address",) if self.address != "local" else (),
         }[self.executor]
         for name in unused:
@@ -79,6 +85,11 @@ class StudyOptions(RunOptions):
         if self.devices_per_trial is not None:
             object.__setattr__(self, "devices_per_trial", str(_whole_or_part(self.devices_per_trial)))
         self.check_processes(self.processes)
+        if self.processes % (nodes := self.cluster.nodes_per_trial):
+            raise UserError(
+                f"{nodes} nodes cannot share the {plural(self.processes, 'device')} of a trial evenly: set "
+                f"devices_per_trial to a multiple of {nodes}, or fewer nodes_per_trial."
+            )
         check_at_least("workers", self.workers, 1)
         check_at_least("cost_seconds", self.cost_seconds, 0)
         if self.keep_weights not in get_args(Keep):

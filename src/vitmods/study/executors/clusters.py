@@ -338,7 +338,8 @@ class Slurm:
                 raise
 
     def _executor(self) -> Any:
-        needs, count = self.options.cluster, self.options.processes
+        needs = self.options.cluster
+        count = self.options.processes // needs.nodes_per_trial
         share = self.options.trials_per_device or 1
         if 60 * needs.job_minutes < 3 * _SAVE_S:
             raise UserError(f"A job saves its state {_SAVE_S // 60} minutes before its end: give it 6 minutes or more.")
@@ -349,14 +350,15 @@ class Slurm:
         options: dict[str, Any] = {f"{cluster}_python": f"{shlex.quote(sys.executable)} -P"}
         limits: dict[str, Any] = {
             "timeout_min": needs.job_minutes,
+            "nodes": needs.nodes_per_trial,
             "tasks_per_node": count,
             "cpus_per_task": share * needs.cpus_per_trial,
             "name": "vitmods",
         }
         if self.options.gpus:
-            limits["gpus_per_node"] = math.ceil(self.options.gpus)
+            limits["gpus_per_node"] = math.ceil(self.options.gpus / needs.nodes_per_trial)
         if needs.memory_per_trial:
-            limits["mem_gb"] = count * share * needs.memory_per_trial
+            limits["mem_gb"] = count * share * needs.memory_per_trial  # of each node
         if cluster == "slurm":
             options["slurm_max_num_timeout"] = _REQUEUED
             limits |= {"slurm_array_parallelism": self.at_once, "slurm_signal_delay_s": _SAVE_S}
