@@ -96,6 +96,7 @@ def choose(
         longest = whole_length(rung)
         most_steps = steps = steps_of(with_length(settings, longest, rung.images).recipe, rung.images)
         length: Length | None = longest
+        longer: Estimate | None = None
         while length is not None:
             shorter = halve(length, rung) if length and not is_last and steps == most_steps else None
             if is_last or step_s * steps <= budget.left_s:  # else the images need not be read at this size
@@ -103,7 +104,7 @@ def choose(
                 planned = estimate(study, budget, command, CHOSEN_SEEDS, stopwatch=stopwatch)
                 fits = planned.refused is None and planned.in_time(len(planned.settings.seeds))
                 if is_last and length and not fits:
-                    shorter = shorten(planned, seeds)
+                    shorter, longer = shorten(planned, seeds, longer), planned
                 if fits or (is_last and shorter is None):
                     if fits and length and not settings.until_decided:
                         planned = use_whole_budget(planned, length, most_steps / max(steps, 1), rung.images)
@@ -183,17 +184,22 @@ def halve(length: Length, rung: Rung) -> Length | None:
     return half if recipe is not None and steps_of(recipe, rung.images) >= LEARNING_STEPS else None
 
 
-def shorten(planned: Estimate, seeds: int) -> Length | None:
+def shorten(planned: Estimate, seeds: int, longer: Estimate | None = None) -> Length | None:
     """Return about the training with which so many seeds fit, or SAFE_SEEDS if none are given, in epochs or, for a few
-    epochs, in steps; None if it was the shortest already."""
+    epochs, in steps; None if it was the shortest already.
+
+    longer: the estimate of a longer training. With it, what does not become shorter (models, files, a last evaluation)
+    is known.
+    """
     per_epoch = max(1, planned.dataset["train"] // planned.settings.recipe.batch_size)
     steps = min(planned.steps.values())
     if steps <= FEWEST_STEPS:
         return None
     seeds, available_s = (seeds, planned.safe_s) if planned.settings.is_settled else (SAFE_SEEDS, planned.available_s)
-    steps_s = sum(arm.step_s * n for arm, n in zip(planned.arms, planned.trials(seeds), strict=True))
-    training_s = max(steps * steps_s / planned.parallel, 1e-9)  # else models, files, and evaluations, which stay
-    times = min(1 + (available_s - planned.seconds(seeds)) / training_s, SHORTER)
+    needed_s = training_s = max(planned.seconds(seeds), 1e-9)
+    if longer is not None and (saved := min(longer.steps.values()) - steps) > 0:
+        training_s = max(longer.seconds(seeds) - needed_s, 1e-9) * steps / saved
+    times = min(1 - (needed_s - available_s) / training_s, SHORTER)
     shorter = max(int(times * steps), FEWEST_STEPS)
     return {"epochs": shorter // per_epoch} if shorter >= MANY_EPOCHS * per_epoch else {"steps": shorter}
 

@@ -32,7 +32,7 @@ from vitmods.study.arms import (
 from vitmods.study.cells import ImageOptions, make_cell
 from vitmods.study.checkpoints import arms_in, check_weights_for, refuse_two_meanings, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
-from vitmods.study.design import Design
+from vitmods.study.design import DESIGNS, Design
 from vitmods.study.executors import StudyOptions
 from vitmods.study.grid import make_grid
 from vitmods.study.settings import SAYS_BASE, Rung, Settings, StudySettings, check_settings, make_seeds
@@ -448,7 +448,7 @@ class Study:
             fixed=fixed,
             arms=arms,
             until_decided=False,
-            design=None,  # the one that follows from the arms
+            design=DESIGNS["arms"].plan(settings),  # or base alone, as follows from the arms
             runs=None,
             spare=0,
             seeds=make_seeds(range(FRESH, FRESH + (seeds or Design.usual_seeds))),
