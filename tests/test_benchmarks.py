@@ -98,7 +98,7 @@ def run(monkeypatch):
     """Call a benchmark's main with these words after its name; what it times by turns runs once."""
     monkeypatch.syspath_prepend(str(FOLDER))
     threads = torch.get_num_threads()
-    entries = [(registry, dict(registry._entries)) for registry in _registries]
+    entries = [(registry, dict(registry._read())) for registry in _registries]
     timing = importlib.import_module("paired")
 
     def once(variants, reference, rounds, repeats=1):
