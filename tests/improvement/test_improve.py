@@ -18,7 +18,16 @@ from vitmods.improvement.improve import length_of
 from vitmods.recipes import plain
 from vitmods.report.hub import from_pretrained
 from vitmods.study import Answer, ImageOptions, Study
-from vitmods.study.candidates import BETWEEN_SETS, LEAST, USUAL, Setting, expected_of, known_effects, promising
+from vitmods.study.candidates import (
+    BETWEEN_SETS,
+    LEAST,
+    USUAL,
+    Candidate,
+    Setting,
+    expected_of,
+    known_effects,
+    promising,
+)
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.evaluate import evaluate
 from vitmods.study.schedule import TrialSchedule
@@ -250,6 +259,27 @@ def test_base_is_kept_and_written_where_nothing_looks_better(tmp_path):
     assert found.trained.folder.is_relative_to(found.confirmed.path)
     assert (found.model / "model.safetensors").exists()
     assert "Base is kept" in found.report().read_text()
+
+
+def test_where_base_did_not_learn_in_the_screen_what_is_likely_is_confirmed_in_longer_trainings(tmp_path, monkeypatch):
+    candidates = [Candidate("layerscale", 0.5, ""), Candidate("qknorm", 2.0, ""), Candidate("lr(3e-3)", None, "")]
+    minute = module.Budget(seconds=60.0)
+    for recipe, limit, expected in ((None, minute, "qknorm"), (None, module.ENDLESS, None), (SLOW, minute, None)):
+        study = Study(
+            "mu1/4", [one.change for one in candidates], "digits", recipe, 2, images=SMALL, design="factorial"
+        )
+        arm = module.likely(candidates, study, limit)
+        assert (arm and arm.name) == expected
+    monkeypatch.setattr(module.Improvement, "has_learned", False)
+    found = run(tmp_path / "out")
+    assert found.confirmed is None
+    assert "Nothing is decided, for base did not learn" in found.headline
+    monkeypatch.setattr(module, "likely", lambda candidates, study, limit: study.settings.factors[0])
+    found = run(tmp_path / "out")
+    assert (found.arm, found.chosen) == ("fast", {"fast"})
+    assert found.is_better
+    assert found.trained.arm == "fast"
+    assert "Base did not learn in the screen, so what other studies say has chosen." in found.headline
 
 
 def test_of_trained_weights_ways_to_adapt_them_are_tried_one_by_one(tmp_path, monkeypatch):

@@ -129,7 +129,7 @@ class Improvement(Printed):
             ended = sum(trial.ended for trial in self.screen.trials)
             more = "" if ended else " No trial fitted the budget: give a longer one."
             return f"The screen of the candidates is not finished: run the same command again to resume.{more}"
-        if not self.has_learned:
+        if not self.has_learned and (self.effect is None or self.effect.verdict == Verdict.WITHHELD):
             remedy = "give more time (--budget, and --epochs if you set it) and another folder (--out)"
             if self.screen.settings.get("start"):
                 return (
@@ -156,9 +156,10 @@ class Improvement(Printed):
         number = f"{signed(self.effect.effect, self.effect.digits)} [{low}, {high}]"
         found = f"{number} {self.effect.shown_unit} of {metric.title}{scores}"
         seeds = f"on {self.effect.n} fresh seeds and images that no choice has seen, after {length_of(self.confirmed)}"
+        chosen = "" if self.has_learned else " Base did not learn in the screen, so what other studies say has chosen."
         if self.is_better:
-            return f"{self.arm} is better than base: {found}, {seeds}."
-        return f"Base is kept: {self.arm} is not shown to be better ({found}, {seeds})."
+            return f"{self.arm} is better than base: {found}, {seeds}.{chosen}"
+        return f"Base is kept: {self.arm} is not shown to be better ({found}, {seeds}).{chosen}"
 
     def __repr__(self) -> str:
         lines = [self.headline]
@@ -238,28 +239,31 @@ def improve(
     screen = request.screening(chosen, seeds)
     answer = _screen(screen, out / SCREEN, limit, options, command)
     found = Improvement(out, chosen, answer)
-    if not is_enough(answer) or not found.has_learned:
+    if not is_enough(answer):
         return found
-    arm = best_of(answer, screen)
-    tested = arm.name if arm else BASE
-    what = f"Confirming {tested} against base" if arm else "No candidate looks better than base. Testing base"
+    arm = best_of(answer, screen) if found.has_learned else likely(chosen, screen, limit)
+    if arm is None and not found.has_learned:
+        return found
+    arm = arm or Arm(BASE)
+    is_base = arm.name == BASE
+    what = "No candidate looks better than base. Testing base" if is_base else f"Confirming {arm.name} against base"
     say(options, f"{what}, on fresh seeds and on test.")
-    seeds = CONFIRM_SEEDS if arm else FEWEST_SEEDS
-    left = _until(limit, _confirming_s(answer, limit, options, seeds * len({BASE, tested})))
-    how: dict[str, Any] = {"budget": left, "longer": True, "command": command, "options": options}
-    if not (arm and answer.headline.together):
-        how["arm"] = tested
-    found, begun = replace(found, arm=arm.name if arm else ""), StudyFolder(out / SCREEN).confirmation(tested).facts()
+    count = FEWEST_SEEDS if is_base else CONFIRM_SEEDS
+    left = _until(limit, _confirming_s(answer, limit, options, count * len({BASE, arm.name})))
+    found = replace(found, arm="" if is_base else arm.name)
+    begun = StudyFolder(out / SCREEN).confirmation(arm.name).facts()
+    how: dict[str, Any] = {"arm": arm, "longer": True, "budget": left, "command": command, "options": options}
     try:
-        found = replace(found, confirmed=screen.confirm(out / SCREEN, seeds, **how))
+        confirmed = screen.confirm(out / SCREEN, count, **how)
     except UserError as error:
         if begun or left.seconds is None:
             raise
         say(options, f"Not confirmed in what is left of the time. {error}")
         return found
-    if found.confirmed is None or not found.confirmed.complete:
+    found = replace(found, confirmed=confirmed)
+    if not confirmed.complete or (found.effect and found.effect.verdict == Verdict.WITHHELD):
         return found
-    path, name = found.confirmed.path, tested if found.is_better else BASE
+    path, name = confirmed.path, arm.name if found.is_better else BASE
     say(options, f"Training {name} on all images.")
     settings = StudyFolder(path).known_facts().study()
     trained = retrain_study(settings, path, name, 0, options)
@@ -494,6 +498,14 @@ def _confirming_s(answer: Answer, limit: Budget, options: StudyOptions, trials: 
     last = SLOWER * sum(sizes.values()) / max(1, sizes["train"])  # trainings
     each = trials / workers_for(options, trials, LEAST_BYTES)
     return limit.left_s * each / (each + last)
+
+
+def likely(candidates: Iterable[Candidate], study: Study, limit: Budget) -> Arm | None:
+    """The candidate of which most is expected, where base did not learn in trainings as short as a limit leaves for all
+    of them: those of two may be long enough. None: nothing is expected of any, or without a limit."""
+    expected = sorted((one for one in candidates if one.expected), key=lambda one: -(one.expected or 0.0))
+    shorts = [one.change for one in expected if limit.seconds is not None and "epochs" in study.settings.open]
+    return next((arm for short in shorts for arm in study.settings.factors if arm.short == short), None)
 
 
 def best_of(answer: Answer, study: Study) -> Arm | None:

@@ -399,12 +399,12 @@ class Study:
         out: str | Path,
         seeds: int | None = Design.usual_seeds,
         *,
-        arm: str | None = None,
+        arm: str | Arm | None = None,
         longer: bool = False,
         **options: Any,
     ) -> Answer:
-        """Train the best combination that a factorial study in `out` predicts, an arm of another study, or base alone,
-        against base on fresh seeds, and on test if that study was about val.
+        """Train the best combination that a factorial study in `out` predicts, another arm, or base alone, against base
+        on fresh seeds, and on test if that study was about val.
 
         It is another study, in a folder below `out`; the answer of a factorial one has its effect as the question
         `confirmed`.
@@ -412,7 +412,8 @@ class Study:
         Args:
             out: the study's folder.
             seeds: how many; None: as many as fit the budget.
-            arm: of a study of arms, which one, or `base`; None: the combination.
+            arm: the name of an arm, of a change of a factorial study, or `base`, or the arm itself; None: the
+                combination.
             longer: whether trainings are as long as fits the budget, if their length was not given.
             options: those of `run`.
 
@@ -426,14 +427,15 @@ class Study:
         if arm is None:
             self.settings.refuse("confirm")
         answer = Answer.load(out)
-        if arm not in (None, *(names := [one.name for one in self.settings.every_arm])):
-            raise UserError(f"The study does not have an arm {arm!r}. {nearest(arm or '', names)}")
+        settings = self.settings.continuing(StudyFolder(out).known_facts().settings)
         if arm is None and not answer.complete:
             raise UserError(f"{out} is not finished: run it first, so that the best combination is known.")
         if arm is None and not answer.headline.together:
             raise UserError("No change is predicted to help: a combination to confirm does not exist.")
-        settings = self.settings.continuing(StudyFolder(out).known_facts().settings)
-        chosen = settings.arm(arm) if arm else settings.design.combination(answer.headline.together)
+        by_name = {one.name: one for one in (*settings.every_arm, *settings.factors)}
+        if isinstance(arm, str) and arm not in by_name:
+            raise UserError(f"The study does not have an arm {arm!r}. {nearest(arm, by_name)}")
+        chosen = by_name[arm] if isinstance(arm, str) else arm or settings.design.combination(answer.headline.together)
         arms = () if chosen.name == BASE else (chosen,)
         opened = frozenset() if seeds else frozenset({"seeds"})  # all else is as in the study that is confirmed
         if longer:
