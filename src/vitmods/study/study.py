@@ -444,7 +444,7 @@ class Study:
             settings = settings.with_recipe(**{name: recipe[name] for name in lengths if "epochs" in opened})
         fixed = {**settings.fixed, "answer_on": "test"} if settings.fixed.get("answer_on") else settings.fixed
         study = copy(self)
-        study._notes = ()
+        study._notes, study._recipe_note = (), ""  # said before
         study.settings = replace(
             settings,
             fixed=fixed,
