@@ -183,7 +183,7 @@ def main():
             off.append(np.abs(np.subtract(again, written)).max())
             if not off[-1] <= TOLERANCE:
                 wrong.append(f"{name}: {arm} is {again}, not {written}")
-    second = {name: facts[name]["again"] for name in recomputed}
+    second = {name: study["again"] for name, study in facts.items() if name in recomputed}
     for path in sorted(TABLES.glob("*.toml")):
         for claim in tomllib.loads(path.read_text())["claims"]:
             found, again = (status_in(run, claim, facts) for run in (recomputed, second))

@@ -247,12 +247,23 @@ def test_the_confirmation_is_as_long_as_fits_unless_the_length_was_given(tmp_pat
         assert not rung.settings.open & {"base", "img_size", "lr"}
 
 
-def test_base_is_kept_and_written_where_nothing_looks_better(tmp_path):
-    found = run(tmp_path / "out", ("lr(1e-6)", "tiny=lr(1e-7)"), plain(epochs=6).with_(batch_size=32, lr=3e-3))
+def test_base_is_kept_and_written_where_nothing_looks_better(tmp_path, monkeypatch):
+    def improve(**options):
+        recipe = plain(epochs=6).with_(batch_size=32, lr=3e-3)
+        return run(tmp_path / "out", ("lr(1e-6)", "tiny=lr(1e-7)"), recipe, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialSchedule, "_affordable", lambda self, trial: trial.seed < FRESH)
+        found = improve(budget="59m")
+    assert "which is not tested yet: run the same command again" in found.headline
+    assert not found.complete
+    improve(budget="59m")  # which may have more seeds
+    found = improve()
     assert found.complete
     assert not found.arm
     assert found.effect is None
-    assert (found.confirmed.splits, found.confirmed.seeds, found.confirmed.arms) == (("test",), [FRESH, FRESH + 1], ())
+    assert (found.confirmed.splits, found.confirmed.arms) == (("test",), ())
+    assert found.confirmed.seeds == [*range(FRESH, FRESH + 4)]  # twice as many as were planned
     score = found.confirmed.metric.shown(found.confirmed.base_mean)
     assert f"on val none of 2 candidates looks better. It reaches {score}" in found.headline
     assert found.trained.arm == "base"
@@ -280,6 +291,9 @@ def test_where_base_did_not_learn_in_the_screen_what_is_likely_is_confirmed_in_l
     assert found.is_better
     assert found.trained.arm == "fast"
     assert "Base did not learn in the screen, so what other studies say has chosen." in found.headline
+    monkeypatch.setattr(module, "likely", lambda candidates, study, limit: None)  # as without a budget
+    again = run(tmp_path / "out")
+    assert (again.headline, again.model) == (found.headline, found.model)
 
 
 def test_of_trained_weights_ways_to_adapt_them_are_tried_one_by_one(tmp_path, monkeypatch):
@@ -365,8 +379,7 @@ def test_every_folder_gets_a_val_and_a_test_split(tmp_path, small_images, monkey
     from vitmods.study.trial import TrialRunner
 
     monkeypatch.setattr(module, "MOST_VAL", 3)
-    few = module._held_out(str(data), ImageOptions())[1]
-    assert (few.val_fraction, few.limit_val) == ((3 / count, None) if fraction else (None, 3))
+    assert module._held_out(str(data), ImageOptions())[1].val_fraction == (fraction and 3 / count)
     dataset = TrialRunner(runner, study.settings.measure).dataset(study.settings.cell("base"))
     assert set(dataset.splits) == splits
     assert dataset.eval_split == "val"

@@ -322,6 +322,7 @@ def test_values_that_are_read_once_are_kept():
         ("photos?label=kind", "photos?label=color", False),
         ("photos", "others", False),
         ("digits", "clothes", False),
+        ("digits", "./digits", False),  # a folder of that name
     ],
 )
 def test_another_spelling_of_the_place_of_images_and_weights_is_the_same_study(tmp_path, monkeypatch, was, now, same):

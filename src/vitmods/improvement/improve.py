@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vitmods.data.sources import open_source
+from vitmods.data.sources import is_same_place, open_source
 from vitmods.recipes import Recipe
 from vitmods.report import text
 from vitmods.report.figures import Inliner, forest
@@ -45,7 +45,7 @@ from vitmods.study.store import IMAGES_FILE, StudyFolder, read_object
 from vitmods.study.study import USUAL_IMAGES, USUAL_OPTIONS, Study, override
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
-from vitmods.util.files import is_same_place, write_atomically, write_json
+from vitmods.util.files import write_atomically, write_json
 from vitmods.util.registry import plugin_options
 from vitmods.util.text import Printed, listing, plural
 
@@ -54,7 +54,7 @@ SCREEN, MODEL, PAGE = "screen", "model", "report.html"
 MOST_CANDIDATES = 5
 SCREEN_SEEDS, FEWEST_SEEDS = 3, 2
 PLANNED = 0.4  # of the time, at most, for the screen
-CONFIRMED = 1 / 3  # of the time, at least, for the confirmation
+CONFIRMED = 1 / 3  # of the time, at least, for the confirmation, unless the screen has no end without it
 CONFIRM_SEEDS = 5
 MADE_VAL, MOST_VAL = 0.2, 4_000  # of the images, where val is made: each trial of the screen is judged on it
 SLOWER = 1.25  # the last training, times what it is expected to take
@@ -96,14 +96,24 @@ class Improvement(Printed):
 
     @property
     def has_learned(self) -> bool:
-        """Whether base learned something in the screen; if not, nothing can be compared."""
+        """Whether base learned something in the screen; if not, it chooses nothing."""
         return any(effect.verdict != Verdict.WITHHELD for effect in self.screen.headline.effects.values())
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether what was chosen, or base, is trained on fresh seeds."""
+        return self.confirmed is not None and self.confirmed.complete
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether base learned where it was tested."""
+        withheld = self.effect is None or self.effect.verdict == Verdict.WITHHELD
+        return self.is_tested and not (self.arm and withheld)
 
     @property
     def effect(self) -> Effect | None:
         """Of `arm` against base, on fresh seeds."""
-        complete = self.confirmed is not None and self.confirmed.complete
-        return self.confirmed.effects.get(self.arm) if self.confirmed and complete else None
+        return self.confirmed.effects.get(self.arm) if self.confirmed and self.confirmed.complete else None
 
     @property
     def chosen(self) -> set[str]:
@@ -129,7 +139,12 @@ class Improvement(Printed):
             ended = sum(trial.ended for trial in self.screen.trials)
             more = "" if ended else " No trial fitted the budget: give a longer one."
             return f"The screen of the candidates is not finished: run the same command again to resume.{more}"
-        if not self.has_learned and (self.effect is None or self.effect.verdict == Verdict.WITHHELD):
+        if not self.is_tested and (self.arm or self.has_learned):
+            what = (
+                f"The best of the candidates, {self.arm}," if self.arm else "No candidate looks better than base, which"
+            )
+            return f"{what} is not {'confirmed' if self.arm else 'tested'} yet: run the same command again."
+        if not self.is_decided:
             remedy = "give more time (--budget, and --epochs if you set it) and another folder (--out)"
             if self.screen.settings.get("start"):
                 return (
@@ -139,17 +154,15 @@ class Improvement(Printed):
                 f"Nothing is decided, for base did not learn in trials as short as these: {remedy}, or trained weights "
                 "(--from)."
             )
+        assert self.confirmed is not None
         if not self.arm:
             effects = self.screen.headline.effects.items()
             lost = [name for name, effect in effects if effect.failures and not effect.gain > 0]
             failed = f" Trials with {listing(lost)} failed." if lost else ""
-            tested = self.confirmed.base_mean if self.confirmed and self.confirmed.complete else None
-            reached = f" It reaches {metric.shown(tested)} {metric.title} on test" if tested is not None else ""
-            reached += f", after {length_of(self.confirmed)}." if reached and self.confirmed else ""
             kept = f"on val none of {plural(len(self.candidates), 'candidate')} looks better"
-            return f"Base is kept: {kept}.{reached}{failed}"
-        if self.effect is None or self.confirmed is None:
-            return f"The best of the candidates, {self.arm}, is not confirmed yet: run the same command again."
+            reached = f"{metric.shown(self.confirmed.base_mean or 0.0)} {metric.title} on test"
+            return f"Base is kept: {kept}. It reaches {reached}, after {length_of(self.confirmed)}.{failed}"
+        assert self.effect is not None
         base, arm = self.confirmed.base_mean, self.confirmed.arms[0].mean
         scores = f", {metric.shown(base)} before and {metric.shown(arm)} after" if base and arm else ""
         low, high = (signed(end, self.effect.digits) for end in self.effect.interval)
@@ -241,17 +254,20 @@ def improve(
     found = Improvement(out, chosen, answer)
     if not is_enough(answer):
         return found
-    arm = best_of(answer, screen) if found.has_learned else likely(chosen, screen, limit)
-    if arm is None and not found.has_learned:
-        return found
-    arm = arm or Arm(BASE)
+    begun = next(iter(StudyFolder(out / SCREEN).confirmations), None)
+    if begun is not None:  # what was chosen stays, with its seeds
+        facts = StudyFolder(begun).known_facts()
+        arm, count = next(iter(facts.study().arms), Arm(BASE)), facts.plan.seeds
+    else:
+        best = best_of(answer, screen) if found.has_learned else likely(chosen, screen, limit)
+        if best is None and not found.has_learned:
+            return found
+        arm, count = best or Arm(BASE), CONFIRM_SEEDS if best else FEWEST_SEEDS
     is_base = arm.name == BASE
     what = "No candidate looks better than base. Testing base" if is_base else f"Confirming {arm.name} against base"
     say(options, f"{what}, on fresh seeds and on test.")
-    count = FEWEST_SEEDS if is_base else CONFIRM_SEEDS
     left = _until(limit, _confirming_s(answer, limit, options, count * len({BASE, arm.name})))
     found = replace(found, arm="" if is_base else arm.name)
-    begun = StudyFolder(out / SCREEN).confirmation(arm.name).facts()
     how: dict[str, Any] = {"arm": arm, "longer": True, "budget": left, "command": command, "options": options}
     try:
         confirmed = screen.confirm(out / SCREEN, count, **how)
@@ -261,7 +277,7 @@ def improve(
         say(options, f"Not confirmed in what is left of the time. {error}")
         return found
     found = replace(found, confirmed=confirmed)
-    if not confirmed.complete or (found.effect and found.effect.verdict == Verdict.WITHHELD):
+    if not found.is_decided:
         return found
     path, name = confirmed.path, arm.name if found.is_better else BASE
     say(options, f"Training {name} on all images.")
@@ -451,11 +467,8 @@ def _held_out(data: str, images: ImageOptions) -> tuple[str, ImageOptions]:
             f"improve chooses on val and confirms on test, and {data} has {listing(sorted(splits))}: call the images "
             'to confirm on test, as in --data "path?splits=train:train,val:test" (val is then made from train).'
         )
-    if images.val_fraction is None and images.limit_val is None:
-        if "val" not in splits:
-            images = replace(images, val_fraction=min(MADE_VAL, MOST_VAL / (counts.get("train") or 1)))
-        elif counts["val"] > MOST_VAL:
-            images = replace(images, limit_val=MOST_VAL)
+    if "val" not in splits and images.val_fraction is None and images.limit_val is None:
+        images = replace(images, val_fraction=min(MADE_VAL, MOST_VAL / (counts.get("train") or 1)))
     return data, images
 
 

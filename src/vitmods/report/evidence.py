@@ -14,7 +14,7 @@ from vitmods.report.figures import Inliner, forest, has_arrows
 from vitmods.report.templates import templates
 from vitmods.study.answer import VIEWS
 from vitmods.study.arms import BASE
-from vitmods.study.evidence import LIKE_THESE, Evidence, OfChange
+from vitmods.study.evidence import FURTHER, LIKE_THESE, Evidence, OfChange
 from vitmods.tasks.metrics import Metric
 from vitmods.util.address import named
 from vitmods.util.remote import write_output
@@ -39,6 +39,7 @@ def write_evidence(evidence: Evidence, out: str | Path) -> Path:
     findings = [one for found in evidence.changes for one in found.findings]
     content = templates().get_template("evidence.html").render(
         e=evidence, headline=headline, forests=forests, has_arrows=has_arrows, listing=listing, version=__version__,
+        like_these=LIKE_THESE, further=FURTHER,
         studies=len({one.study for one in findings}), data_sets=sorted({one.data for one in findings}),
         named=lambda study: named(Path(study)),
     )  # fmt: skip

@@ -155,7 +155,7 @@ def factorial(table: Table, design: FactorialRuns, criteria: Criteria) -> Factor
     notes = [*failed_runs, *design.warnings]
     if acting:
         notes.append(f"changes act on each other ({listing(acting)}): an effect on base alone may differ")
-    if additive < ALPHA:
+    if additive < (ALPHA if criteria.most_seeds is None else LOOK_LEVEL):
         notes.append(f"changes do not add up (p = {additive:.2g}): an effect on base alone may differ")
     return Factorial(
         design, effects, pairs, best, bool(acting), int(seeds.sum()), images is None, look, tuple(notes)

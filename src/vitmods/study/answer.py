@@ -186,7 +186,8 @@ class Answer:
         lengths = several.get(unit) or [
             self.resolved.get("epochs", recipe["epochs"]) if unit == "epochs" else recipe[unit]
         ]
-        return f"{listing([f'{length or 0:,g}' for length in lengths])} {unit if lengths != [1] else unit[:-1]}"
+        shown = [f"{length:,}" if isinstance(length, int) else f"{length or 0:,g}" for length in lengths]
+        return f"{listing(shown)} {unit if lengths != [1] else unit[:-1]}"
 
     @property
     def stopped(self) -> dict[str, int]:

@@ -101,7 +101,8 @@ def choose(
             shorter = halve(length, rung) if length and not is_last and steps == most_steps else None
             if is_last or step_s * steps <= budget.left_s:  # else the images need not be read at this size
                 study = open_study(folder, with_length(settings, length, rung.images), options)
-                planned = estimate(study, budget, command, CHOSEN_SEEDS, stopwatch=stopwatch)
+                quiet = longer is not None
+                planned = estimate(study, budget, command, CHOSEN_SEEDS, stopwatch=stopwatch, quiet=quiet)
                 fits = planned.refused is None and planned.in_time(len(planned.settings.seeds))
                 if is_last and length and not fits:
                     shorter, longer = shorten(planned, seeds, longer), planned

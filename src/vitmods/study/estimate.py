@@ -358,6 +358,7 @@ def estimate(
     least: int = FEWEST,
     pool: Pool | None = None,
     stopwatch: Stopwatch | None = None,
+    quiet: bool = False,
 ) -> Estimate:
     """Time every arm's steps and evaluation, and read the spread from finished trials.
 
@@ -367,6 +368,7 @@ def estimate(
     command: the shell command that suggestions are written for; None: it is a Python call.
     pool: trials that other studies have finished.
     stopwatch: what was timed before; it times the rest.
+    quiet: whether the times are printed already, of another length of the training.
     """
     runner, dataset, options, settings = study.runner, study.dataset, study.options, study.settings
     facts, splits = runner.folder.facts(), answer_splits(settings, dataset)
@@ -402,7 +404,7 @@ def estimate(
                     planned_of[cell] + for_tuning + of_base - len(trials)
                 )  # their point is not chosen yet
                 arm_time = timed[cell] = stopwatch.time(cell, model, trained, len(points))
-                if stopwatch.tells(cell):
+                if not quiet:
                     times = f"{duration(arm_time.step_s)} a step, about {duration(arm_time.trial_s)} a trial"
                     say(options, f"{len(timed):>3} of {len(settings.cells)}  {arm_time.arm}: {times}")
                 del model  # before the next one is built

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import tyro
 
+from vitmods.data.sources import is_same_place
 from vitmods.evals.options import Options
 from vitmods.recipes.recipe import Recipe, tupled
 from vitmods.study.arms import BASE, Arm, is_foreign
@@ -29,7 +30,6 @@ from vitmods.study.cells import MOST_SEEDS, Cell, Trial, make_cell
 from vitmods.study.design import DESIGNS, Design
 from vitmods.study.grid import AS_IS, UNTUNED, Grid, Point, make_grid
 from vitmods.util.errors import UserError
-from vitmods.util.files import is_same_place
 from vitmods.util.text import flatten, listing
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 from vitmods.util.shorthand import read_settings, split_form
-from vitmods.util.text import duration, listing, plural
+from vitmods.util.text import duration, listing
 
 PRETRAINING = "pretraining"
 """the first stage's folder, in that of the study"""
@@ -89,7 +89,8 @@ class AnswerOverData:
     def __repr__(self) -> str:
         each = [f"{arm} on each data set:\n{tables.text([*by_set.values()])}" for arm, by_set in self.over.each.items()]
         count = len(self.answers) - len(self.over.left_out)
-        parts = [*each, f"On average over {plural(count, 'data set')}:\n{self.over}"]
+        over = f"On average over {count} data sets:\n{self.over}" if count > 1 else "\n".join(self.over.decision.notes)
+        parts = [*each, over]
         if self.looks:
             parts.append(
                 f"The average was shown before over {'; '.join(map(listing, self.looks))}. Sets that are chosen or "
@@ -167,10 +168,9 @@ def run_over_data(
     over = over_studies(answer.path for answer in answers.values())
     file = out / "over_data.json"
     shown = [tuple(map(str, sets)) for sets in read_object(file).get("shown", ()) if isinstance(sets, list)]
-    looks = tuple(sets for sets in shown if {*sets} != {*studies})
-    found = AnswerOverData(answers, over, out, looks)
-    now = [tuple(studies)] if found.complete else []
-    write_json(file, {**over.to_dict(), "shown": [*looks, *now]})
+    found = AnswerOverData(answers, over, out, tuple(sets for sets in shown if {*sets} != {*studies}))
+    now = [tuple(studies)] * found.complete
+    write_json(file, {**over.to_dict(), "shown": [*dict.fromkeys([*shown, *now])]})
     return found
 
 

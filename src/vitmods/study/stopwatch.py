@@ -107,7 +107,6 @@ class Stopwatch:
     _paces: dict[tuple[str, str], Pace] = field(default_factory=dict)
     _sizes: dict[tuple[str, str], int] = field(default_factory=dict)
     _batches: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _told: set[tuple[str, str]] = field(default_factory=set)
 
     def steps(self, cell: Cell) -> int:
         """Count the steps of a training."""
@@ -150,21 +149,12 @@ class Stopwatch:
         step_s, _ = times(self.processes)
         return ArmEstimate(cell.name, cell.arm.short, params, macs, step_s, trial_s, len(trained), alone_s)
 
-    def tells(self, cell: Cell) -> bool:
-        """Whether nothing was printed about a model's pace before, with any length of the training."""
-        is_new = (key := self._key(cell)) not in self._told
-        self._told.add(key)
-        return is_new
-
-    def _key(self, cell: Cell) -> tuple[str, str]:
-        """Name the arm, and base with the settings that a step's time depends on."""
-        timed_fields = [(name, value) for name, value in cell.recipe.settings().items() if name not in LENGTH]
-        return cell.arm.name, repr((cell.fixed["base"], cell.fixed["img_size"], timed_fields))
-
     def pace(self, cell: Cell, model: nn.Module, num_classes: int) -> Pace:
         """Time a model, or derive its pace from those that were timed."""
-        images, recipe = base_config(cell, num_classes), cell.recipe
-        (arm, place), size = (key := self._key(cell)), macs_of(model, images) or 0
+        images, recipe, arm = base_config(cell, num_classes), cell.recipe, cell.arm.name
+        timed_fields = [(name, value) for name, value in recipe.settings().items() if name not in LENGTH]
+        place = repr((cell.fixed["base"], cell.fixed["img_size"], timed_fields))
+        key, size = (arm, place), macs_of(model, images) or 0
         if key not in self._paces:
             self._sizes[key], pace = size, self.scale_pace(arm, place)
             if pace is None and self._paces and not self.budget.may_time:

@@ -437,6 +437,8 @@ class Study:
             raise UserError(f"The study does not have an arm {arm!r}. {nearest(arm, by_name)}")
         chosen = by_name[arm] if isinstance(arm, str) else arm or settings.design.combination(answer.headline.together)
         arms = () if chosen.name == BASE else (chosen,)
+        if not arms and (settings.sweep or settings.tune):
+            raise UserError("Base alone is trained in one way: confirm an arm of a study with --sweep or --tune.")
         opened = frozenset() if seeds else frozenset({"seeds"})  # all else is as in the study that is confirmed
         if longer:
             lengths, recipe = {"epochs", "steps", *WARMUPS}, self.settings.recipe.settings()

@@ -42,13 +42,6 @@ _REMEDIES = {
 }
 
 
-def is_same_place(spec: str, other: str) -> bool:
-    """Whether two paths, each perhaps with ?options, name one place, as `photos`, `photos/` and `./photos` do."""
-    (path, _, options), (other_path, _, other_options) = spec.partition("?"), other.partition("?")
-    places = {os.path.realpath(expand_user(each)) for each in (path, other_path)}
-    return options == other_options and len(places) == 1
-
-
 def expand_user(path: str | Path) -> Path:
     """Replace ~ and ~user in a path. Raises UserError for an unknown home or an impossible file name."""
     try:

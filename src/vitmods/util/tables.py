@@ -97,12 +97,18 @@ def _decoded(raw: bytes, errors: str) -> str:
         raise error
 
 
+def cells_of(header: Sequence[str]) -> list[str]:
+    """The cells of the first line, of which those that repeat another were named with their column."""
+    plain = [name.removesuffix(f" ({number})") for number, name in enumerate(header, 1)]
+    return [cell if plain.count(cell) > 1 else name for cell, name in zip(plain, header, strict=True)]
+
+
 def _transposed(columns: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Rows of columns that are lists, or mappings of numbers of rows as pandas writes them; None for anything else."""
-    lists = [[*column.values()] if isinstance(column, dict) else column for column in columns.values()]
-    if not all(isinstance(some, list) and len(some) == len(lists[0]) for some in lists):
+    keyed = [dict(enumerate(column)) if isinstance(column, list) else column for column in columns.values()]
+    if not all(isinstance(column, dict) and column.keys() == keyed[0].keys() for column in keyed):
         return None
-    return [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
+    return [{name: column[key] for name, column in zip(columns, keyed, strict=True)} for key in keyed[0]]
 
 
 def _object(line: str) -> dict[str, Any] | None:

@@ -424,6 +424,18 @@ PUBLIC = {
         "0 1: train 4",
         "?labels=all.csv&file=image&label=label",
     ),
+    "a small table beside folders of one numbering": (
+        "{a,b,c,d,e,f}/{0-3}.png",
+        {"bad.csv": table("file,label", "a/0.png,blurred", "b/1.png,dark", "c/2.png,blurred", "d/3.png,dark")},
+        "a b c d e f: train 24",
+        "",
+    ),
+    "folders by day in test alone": (
+        "train/{cat,dog}/{0-3}.png test/{cat,dog}/{day,night}/{0-1}.png",
+        {},
+        "cat dog: test 8, train 8",
+        "?splits=test:test,train:train",
+    ),
     "splits in other languages": (
         "{entrainement,validation}/{chat,chien}/{0-2}.png",
         {},

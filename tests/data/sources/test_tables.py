@@ -91,8 +91,13 @@ SAME = {
     "columns of JSON": ("all.json", json.dumps({"File": NAMES, "label": CLASS}), ""),
     "columns of pandas": (
         "all.json",
-        json.dumps({"path": dict(enumerate(NAMES)), "label": dict(enumerate(CLASS))}),
+        json.dumps({"path": dict(enumerate(NAMES)), "label": dict([*enumerate(CLASS)][::-1])}),
         "",
+    ),
+    "a repeated cell without header": (
+        "all.csv",
+        lines("", lambda n, c: f"{n},{c},{c}").lstrip(),
+        f"?label={CLASS[0]} (2)",
     ),
     "names without ending and header": ("all.tsv", lines("", lambda n, c: f"{stem(n)} {c} 1 1").lstrip(), "?label=cat"),
     "a flag of the split beside labels": (
@@ -180,6 +185,7 @@ def test_a_table_of_classes_is_for_both_tasks(root):
         ("file,label\n", "?root=nowhere", r"the folder .*nowhere does not exist: correct root"),
         ("file,label\n1.png,cat\n", "", r"line 2: 1.png is missing"),
         ("file,label\na0,cat\nimg/a0.png,dog\n", "", r"line 3: img/a0.png is named a second time and differs"),
+        ("file,label,split\na0,cat,train\nimg/a0.png,cat,test\n", "", r"a second time, in another split or group"),
         ("file,label,label\na0,cat,1\na1,cat,2\nb0,dog,1\nb1,dog,2\n", "", r"label \(2\) \(2 values\), label \(3\)"),
         ("file,label,class\na0,0,cat\na1,0,dog\na2,1,fox\n", "", r"class \(3 values\), label \(2 values\)"),
         ("file,label\na0,1.5\na1,2.5\n", "", "2 numbers with decimals, which are not classes"),

@@ -116,6 +116,16 @@ def data_source(
     return register
 
 
+def is_same_place(spec: str, other: str) -> bool:
+    """Whether two specs or paths, each perhaps with ?options, name one place, as `photos`, `photos/` and `./photos`
+    do."""
+    if spec in SOURCES or other in SOURCES:  # a name, and not the folder of that name
+        return spec == other
+    (path, _, options), (other_path, _, other_options) = spec.partition("?"), other.partition("?")
+    places = {os.path.realpath(expand_user(each)) for each in (path, other_path)}
+    return options == other_options and len(places) == 1
+
+
 def open_source(spec: str | Path) -> Source:
     """Find a data set. Raises UserError where the spec names nothing that can be opened."""
     text = str(spec)

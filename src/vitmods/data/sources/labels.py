@@ -37,7 +37,7 @@ from vitmods.data.sources.layout import (
     stem_of,
 )
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.tables import IMAGE_NAMES, TABLES, Finder, Row, cell, read_rows
+from vitmods.util.tables import IMAGE_NAMES, TABLES, Finder, Row, cell, cells_of, read_rows
 from vitmods.util.text import first_of
 
 CSV = "labels.csv"
@@ -105,7 +105,7 @@ def labeled(
         header, rows = read_rows(path, CSV_LAYOUT)
         find.above = "." if "root" in options else os.path.relpath(path.parent, base)
         if any("." in name and find.direct(name) for name in header) or _is_row(header, rows, find):  # no header
-            rows.insert(0, (1, dict(zip(header, header, strict=True))))
+            rows.insert(0, (1, dict(zip(header, cells_of(header), strict=True))))
         file = printable(str(path))
         if not rows:
             raise UserError(f"{file} does not name any image. {CSV_LAYOUT}")
@@ -123,9 +123,13 @@ def labeled(
                 if not found:
                     raise ValueError("is missing")
                 entry = _Entry(split, labels, cell(row.get(columns.group)))
-                if images.get(found, entry) != entry:
+                if images.get(found, entry).labels != labels:
                     raise ValueError("is named a second time and differs: name all labels in one line, as cat;dog")
-                repeated += found in images
+                if images.get(found, entry) != entry:
+                    raise ValueError("is named a second time, in another split or group: leave one of the two out")
+                if found in images:
+                    repeated += 1
+                    continue
                 if listed and (strange := sorted(labels.difference(listed))):
                     near = nearest(strange[0], listed)
                     raise ValueError(f"has the label {printable(strange[0])}. {near} ({CLASSES})")
@@ -480,19 +484,21 @@ def _named_in(
     """The column whose rows name at least 80 % of the images of the folder or, unless `most`, images by 80 % of them;
     and the path of each row."""
     finder = Finder([_relative(tree, path) for path in tree.paths()])
-    count = len({stem_of(os.path.basename(path)) for path in tree.paths()})  # one line names an image and its mask
-    for column in sorted(header, key=lambda name: name.lower() not in IMAGE_NAMES) if count else ():
-        values = [cell(row.get(column)) for row in rows]
-        if 5 * len(set(values)) < 4 * len(values):
-            continue
-        found: list[str | None] = []
-        for value in values:
+
+    def paths(column: str, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        values, found = [cell(row.get(column)) for row in rows], list[str | None]()
+        for value in values if 5 * len(set(values)) >= 4 * len(values) else ():
             try:
                 found.append(finder.find(value))
             except ValueError:
                 found.append(None)
-        named = sum(map(bool, found))
-        if 5 * named >= 4 * count or (not most and 5 * named >= 4 * len(rows)):
+        return found
+
+    few = rows[:_TRIED]
+    naming = sum(5 * sum(map(bool, paths(column, few))) >= 4 * len(few) for column in header)  # an image and its mask
+    for column in sorted(header, key=lambda name: name.lower() not in IMAGE_NAMES) if tree.count else ():
+        named = sum(map(bool, found := paths(column, rows)))
+        if 5 * named * max(1, naming) >= 4 * tree.count or (not most and 5 * named >= 4 * len(rows)):
             return column, found
     return "", []
 

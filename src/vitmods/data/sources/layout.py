@@ -473,7 +473,7 @@ def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], l
     ):
         reason = f"{nested.name} holds folders of the same names as those beside it."
         raise ask(top, where, reason, reading, _together(top, [nested]))
-    _inside(top, where, reading)
+    _inside(top, where, reading)  # an error of theirs comes before those below
     stems = {re.sub(r"\d+$", "", tree.name) for tree in tops}
     if len(tops) > 1 and len(stems) == 1 and (stem := stems.pop()) not in top.filled:
         words = {word.lower() for word in _WORDS.findall(stem)}
@@ -500,12 +500,16 @@ def _inside(top: Tree, where: str, reading: Reading) -> list[str]:
             if len(tops) > 1:
                 deep |= {tree: split for tree in tops if len(tree.inner.filled) > 1 and not tree.inner.pictures}
 
+    there = {*(kin or deep).values()}
+    others_stay = {path: split for path, split in reading.items() if split not in there}  # of splits without any
+
     def of(trees: Iterable[Tree]) -> dict[str, str]:
-        return {_below(top, tree.inner): (kin | deep)[tree] for tree in trees}
+        return others_stay | {_below(top, tree.inner): (kin | deep)[tree] for tree in trees}
 
     if kin:
         if pictures := [name for name in shared if name.lower() in _IMAGES]:
-            starred = [{f"{path}/*/{name}": split for path, split in reading.items()} for name in pictures]
+            of_these = [(path, split) for path, split in reading.items() if split in there]
+            starred = [others_stay | {f"{path}/*/{name}": split for path, split in of_these} for name in pictures]
             others = [{path.removeprefix("./"): split for path, split in one.items()} for one in starred]
         else:
             alone = dict.fromkeys(tree.name for tree in kin)
