@@ -46,7 +46,7 @@ def test_a_latin_square_is_trained_and_answered(tmp_path):
     assert [answer[name].effect for name in names[1:]] == pytest.approx(100 * solution[2:4])
     assert answer["dpn"].n == 6
     assert "models in a Latin square" in answer.to_methods()
-    assert answer.report().exists()
+    assert "0 of 6 trials of an arm failed" in answer.report().read_text()
 
 
 @pytest.mark.parametrize(

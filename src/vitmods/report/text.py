@@ -179,6 +179,7 @@ def common_claim(answer: Answer) -> str:
     if shares:
         facts.append(f"test-set sampling: {100 * statistics.median(shares):.0f} % of the variance")
     fewest = min((effect.n for effect in effects), default=0) * len(answer.under)
+    fewest = min([fewest, *(len(arm.counted) for arm in answer.every_arm)])  # a design may leave some out
     if fewest and not any(effect.failures or effect.base_failures for effect in effects):
         bound = f"95 % upper bound {100 * rate_bound(fewest):.0f} %"
         facts.append(
