@@ -512,6 +512,9 @@ def test_the_tower_for_images_in_a_folder_of_hugging_face(name, scatter, same_fu
     same_function(theirs, load(tmp_path))
     assert f"(outside the model's {tower})" in coverage(tmp_path).summary
     assert other in coverage(tmp_path).summary
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.warns(UserWarning, match="an adapter beside the weights .* is not applied: merge it first"):
+        load(tmp_path)
 
 
 @pytest.fixture

@@ -20,6 +20,9 @@ from vitmods.util.errors import UserError, explaining
 from vitmods.util.files import similar_folder, write_atomically
 from vitmods.util.limits import parse_json, read_json
 
+ADAPTER_BESIDE = (
+    "an adapter beside the weights (adapter_config.json) is not applied: merge it first (peft: merge_and_unload)"
+)
 LIBRARIES = ("timm", "hf", "torchvision")
 
 
@@ -228,7 +231,9 @@ def _read(source: str | Path, asked: dict[str, Any]) -> tuple[ViT, Coverage]:
         model, account = own.read_own(path.name, singles, description)
     else:
         model, account = _read_foreign(path.name, files[0].name, replace(weights, tensors=singles), record, settings)
-    account = replace(account, left_out=(*account.left_out, *weights.outside.items()), choice=weights.choice)
+    beside = ADAPTER_BESIDE if files[0].with_name("adapter_config.json").is_file() else ""
+    said = "; ".join(filter(None, (weights.choice, beside)))
+    account = replace(account, left_out=(*account.left_out, *weights.outside.items()), choice=said)
     names = {row.ours: " + ".join(row.theirs) for row in account.rows}
     used = {name for row in account.rows for name in row.theirs}
     whole = [f"{n} is {t.dtype}" for n, t in singles.items() if n in used and not t.is_floating_point()]
