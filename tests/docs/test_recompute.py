@@ -240,7 +240,7 @@ def test_an_entry_of_a_factorial_study_has_the_effects_of_its_changes(
     assert {one["change"] for one in claims.known_effects()} == {"rms", "levit", "hmlp"}
     assert claims.numbers_of([(study, arm, short)]).count(", factorial | `rms` |") == 1
     monkeypatch.setattr(claims, "replace", lambda every, changes: replace(every, changes=every.changes))
-    assert claims.evidence_map().count(f"patches of 4 px, factorial, {study.facts['images']} images, 2 seeds") == 3
+    assert claims.evidence_map().count(f"{study.facts['images']} images, 2 seeds, factorial") == 3
 
 
 def test_an_unfinished_factorial_study_is_no_entry_and_one_without_intervals_is_not_recomputed(

@@ -167,7 +167,7 @@ def test_a_job_of_two_nodes_is_one_process(alone, tmp_path, monkeypatch) -> None
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("PRETENDED", str(tmp_path))
-    study(arms=None).run(out, cluster=ClusterOptions("slurm", nodes_per_trial=2), devices_per_trial=2, **QUIET)
+    study(arms=None).run(out, cluster=ClusterOptions("slurm"), devices_per_trial="2x1", **QUIET)
     check_equal_up_to_rounding(out, alone)
     asked = (tmp_path / "job.sh").read_text()
     assert "#SBATCH --nodes=2\n" in asked
@@ -178,8 +178,8 @@ def test_a_job_of_two_nodes_is_one_process(alone, tmp_path, monkeypatch) -> None
     ("cluster", "options", "expected"),
     [
         ({}, {"devices_per_trial": 2}, (1, 2, 2, None)),
-        ({"nodes_per_trial": 2, "memory_per_trial": 4}, {"devices_per_trial": 16}, (2, 8, 8, 32)),
-        ({"nodes_per_trial": 2, "memory_per_trial": 4}, {"devices_per_trial": 4, "device": "cpu"}, (2, 2, None, 8)),
+        ({"memory_per_trial": 4}, {"devices_per_trial": "2x8"}, (2, 8, 8, 32)),
+        ({"memory_per_trial": 4}, {"devices_per_trial": "2x2", "device": "cpu"}, (2, 2, None, 8)),
         ({"memory_per_trial": 4}, {"devices_per_trial": "1/4"}, (1, 1, 1, 16)),
     ],
 )
@@ -249,9 +249,6 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     [
         ("here", {"cpus_per_trial": 2}, "executor here does not use cpus_per_trial"),
         ("slurm", {"address": "auto"}, "executor slurm does not use address"),
-        ("slurm", {"address": "local", "nodes_per_trial": 2}, "address local is one node"),
-        ("ray", {"nodes_per_trial": 2}, "executor ray does not use nodes_per_trial"),
-        ("slurm", {"nodes_per_trial": 0}, "nodes_per_trial must be at least 1"),
         ("ray", {"cpus_per_trial": 0}, "A trial on a cluster needs at least one core"),
         ("ray", {"memory_per_trial": -2.0}, "A trial on a cluster needs at least one core"),
     ],
@@ -261,10 +258,20 @@ def test_options_that_make_no_sense_are_refused(executor, options, message) -> N
         ClusterOptions(executor, **options)
 
 
-@pytest.mark.parametrize("devices", [None, 3, "1/2"])
-def test_nodes_that_cannot_share_a_trial_are_refused(devices) -> None:
-    with pytest.raises(UserError, match=r"2 nodes cannot share the \d devices? of a trial evenly"):
-        StudyOptions(cluster=ClusterOptions("slurm", nodes_per_trial=2), devices_per_trial=devices)
+@pytest.mark.parametrize(
+    ("executor", "devices", "message"),
+    [
+        ("slurm", "0x2", "devices_per_trial is a whole number"),
+        ("slurm", "2x1/2", "devices_per_trial is a whole number"),
+        ("slurm", "2x", "devices_per_trial is a whole number"),
+        ("slurm", "x2", "devices_per_trial is a whole number"),
+        ("ray", "2x2", "2x2 is for several nodes of Slurm: give 4"),
+        ("here", "2x2", "2x2 is for several nodes of Slurm: give 4"),
+    ],
+)
+def test_nodes_of_a_trial_that_cannot_be_are_refused(executor, devices, message) -> None:
+    with pytest.raises(UserError, match=message):
+        StudyOptions(cluster=ClusterOptions(executor), devices_per_trial=devices)
 
 
 @pytest.mark.parametrize(

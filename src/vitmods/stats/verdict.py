@@ -162,6 +162,8 @@ class Effect:
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in which NaN is None."""
         values = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+        if self.base_learned:
+            del values["base_learned"]
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
     @classmethod

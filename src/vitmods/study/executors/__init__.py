@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from vitmods.train.options import RunOptions, check_at_least
 from vitmods.util.errors import UserError
-from vitmods.util.text import plural
 
 if TYPE_CHECKING:
     from vitmods.study.cells import Trial
@@ -37,8 +36,6 @@ class ClusterOptions:
     """cores per process of a trial on a cluster; also its number of threads"""
     memory_per_trial: float | None = None
     """GB of memory that the cluster reserves per process of a trial; None: no reservation"""
-    nodes_per_trial: int = 1
-    """nodes of a Slurm job, among which the processes of its trial are divided evenly"""
     job_minutes: int = 60
     """time limit of a Slurm job; it then saves its state and is queued again"""
 
@@ -46,12 +43,9 @@ class ClusterOptions:
         if self.cpus_per_trial < 1 or (self.memory_per_trial or 1) <= 0:
             raise UserError("A trial on a cluster needs at least one core, and no negative memory.")
         check_at_least("job_minutes", self.job_minutes, 1)
-        check_at_least("nodes_per_trial", self.nodes_per_trial, 1)
-        if self.address == "local" and self.nodes_per_trial > 1:
-            raise UserError("The address local is one node: leave nodes_per_trial out, or the address.")
         unused = {
-            "here": ("address", "cpus_per_trial", "memory_per_trial", "nodes_per_trial", "job_minutes"),
-            "ray": ("nodes_per_trial", "job_minutes"),
+            "here": ("address", "cpus_per_trial", "memory_per_trial", "job_minutes"),
+            "ray": ("job_minutes",),
             "slurm": ("address",) if self.address != "local" else (),
         }[self.executor]
         for name in unused:
@@ -70,8 +64,9 @@ class StudyOptions(RunOptions):
     workers: int | None = None
     """trials at a time, each in its own process; None: as many as cores, memory or GPUs allow"""
     devices_per_trial: str | float | None = None
-    """2: each trial trains on two devices, with a process each; 1/4: four trials share a GPU, or a job of Slurm. None:
-    one device, shared as far as that pays; on a cluster no GPU unless --device is cuda (docs/clusters.md)"""
+    """2: each trial trains on two devices, with a process each; 2x8: on eight devices of each of two nodes of Slurm;
+    1/4: four trials share a GPU, or a job of Slurm. None: one device, shared as far as that pays; on a cluster no GPU
+    unless --device is cuda (docs/clusters.md)"""
     cost_seconds: float = 30.0
     """time limit for benchmarking each base in seconds, and never over a tenth of the training time; 0: do not measure
     costs"""
@@ -83,13 +78,11 @@ class StudyOptions(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.devices_per_trial is not None:
-            object.__setattr__(self, "devices_per_trial", str(_whole_or_part(self.devices_per_trial)))
+            nodes, each = _nodes_and_devices(self.devices_per_trial)
+            object.__setattr__(self, "devices_per_trial", f"{nodes}x{each}" if nodes > 1 else str(each))
+            if nodes > 1 and (self.cluster.executor != "slurm" or self.cluster.address == "local"):
+                raise UserError(f"devices_per_trial {nodes}x{each} is for several nodes of Slurm: give {nodes * each}.")
         self.check_processes(self.processes)
-        if self.processes % (nodes := self.cluster.nodes_per_trial):
-            raise UserError(
-                f"{nodes} nodes cannot share the {plural(self.processes, 'device')} of a trial evenly: set "
-                f"devices_per_trial to a multiple of {nodes}, or fewer nodes_per_trial."
-            )
         check_at_least("workers", self.workers, 1)
         check_at_least("cost_seconds", self.cost_seconds, 0)
         if self.keep_weights not in get_args(Keep):
@@ -98,29 +91,38 @@ class StudyOptions(RunOptions):
     @property
     def processes(self) -> int:
         """How many train each trial together, on a device each."""
-        return max(1, int(Fraction(self.devices_per_trial or 1)))
+        nodes, each = _nodes_and_devices(self.devices_per_trial or 1)
+        return max(1, int(nodes * each))
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes of Slurm they are on, as many on each."""
+        return _nodes_and_devices(self.devices_per_trial or 1)[0]
 
     @property
     def trials_per_device(self) -> int | None:
         """How many trials share a device; None: not given."""
-        return None if self.devices_per_trial is None else Fraction(self.devices_per_trial).denominator
+        return None if self.devices_per_trial is None else _nodes_and_devices(self.devices_per_trial)[1].denominator
 
     @property
     def gpus(self) -> float:
         """GPUs that a cluster reserves for each trial, one per process or a part of one."""
         is_cpu = self.device == "cpu" or (self.device == "auto" and self.devices_per_trial is None)
-        return 0.0 if is_cpu else float(Fraction(self.devices_per_trial or 1))
+        nodes, each = _nodes_and_devices(self.devices_per_trial or 1)
+        return 0.0 if is_cpu else float(nodes * each)
 
 
-def _whole_or_part(devices: str | float) -> Fraction:
-    """Read 2, 1/4 or 0.25. Raises UserError for other numbers."""
+def _nodes_and_devices(text: str | float) -> tuple[int, Fraction]:
+    """Read 2x8, 2, 1/4 or 0.25 as the nodes of a trial and the devices on each. Raises UserError for other numbers."""
     with suppress(ValueError, ZeroDivisionError, OverflowError):
-        fraction = Fraction(devices).limit_denominator(1000)
-        if fraction > 0 and 1 in (fraction.numerator, fraction.denominator):
-            return fraction
+        count, _, devices = text.partition("x") if isinstance(text, str) and "x" in text else ("1", "", text)
+        nodes, fraction = int(count), Fraction(devices).limit_denominator(1000)
+        is_part = nodes == 1 and fraction.numerator == 1
+        if nodes > 0 and fraction > 0 and (is_part or fraction.denominator == 1):
+            return nodes, fraction
     raise UserError(
-        f"devices_per_trial is a whole number of devices, or a part of one such as 1/4, which four trials share, not "
-        f"{devices}."
+        f"devices_per_trial is a whole number of devices, as many on each of several nodes such as 2x8, or a part of "
+        f"one such as 1/4, which four trials share, not {text}."
     )
 
 

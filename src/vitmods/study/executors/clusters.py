@@ -339,7 +339,7 @@ class Slurm:
 
     def _executor(self) -> Any:
         needs = self.options.cluster
-        count = self.options.processes // needs.nodes_per_trial
+        count = self.options.processes // self.options.nodes
         share = self.options.trials_per_device or 1
         if 60 * needs.job_minutes < 3 * _SAVE_S:
             raise UserError(f"A job saves its state {_SAVE_S // 60} minutes before its end: give it 6 minutes or more.")
@@ -350,13 +350,13 @@ class Slurm:
         options: dict[str, Any] = {f"{cluster}_python": f"{shlex.quote(sys.executable)} -P"}
         limits: dict[str, Any] = {
             "timeout_min": needs.job_minutes,
-            "nodes": needs.nodes_per_trial,
+            "nodes": self.options.nodes,
             "tasks_per_node": count,
             "cpus_per_task": share * needs.cpus_per_trial,
             "name": "vitmods",
         }
         if self.options.gpus:
-            limits["gpus_per_node"] = math.ceil(self.options.gpus / needs.nodes_per_trial)
+            limits["gpus_per_node"] = math.ceil(self.options.gpus / self.options.nodes)
         if needs.memory_per_trial:
             limits["mem_gb"] = count * share * needs.memory_per_trial  # of each node
         if cluster == "slurm":
