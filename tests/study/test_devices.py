@@ -145,7 +145,7 @@ def test_devices_are_a_whole_number_or_a_part() -> None:
         assert StudyOptions("cpu", devices_per_trial=given).gpus == 0
     assert StudyOptions("cuda").gpus == 1
     for wrong in (0, -1, "3/2", "two", "1/0", 1.5, float("inf"), float("nan")):
-        with pytest.raises(UserError, match="a whole number of devices, or a part of one"):
+        with pytest.raises(UserError, match="devices_per_trial is a whole number of devices"):
             StudyOptions(devices_per_trial=wrong)
 
 
