@@ -290,7 +290,7 @@ def test_where_base_did_not_learn_in_the_screen_what_is_likely_is_confirmed_in_l
     assert (found.arm, found.chosen) == ("fast", {"fast"})
     assert found.is_better
     assert found.trained.arm == "fast"
-    assert "Base did not learn in the screen, so what other studies say has chosen." in found.headline
+    assert "Base did not learn in the screen, so results of other studies chose the arm." in found.headline
     monkeypatch.setattr(module, "likely", lambda candidates, study, limit: None)  # as without a budget
     again = run(tmp_path / "out")
     assert (again.headline, again.model) == (found.headline, found.model)

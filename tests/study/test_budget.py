@@ -515,3 +515,23 @@ def test_costs_and_report_are_part_of_a_budget():
     assert seconds_after_trials(Budget(60.0), 30.0, slower=4.0) == 12.0
     assert Budget(60.0, began=time.monotonic() - 40).left_s == pytest.approx(20, abs=1)
     assert Estimate.available_s.fget(Estimate(None, (), 1, 1, {}, {}, budget_s=60.0, reserve_s=11.0)) == 49.0
+
+
+@pytest.mark.parametrize(("files_s", "step_s"), [(0.0, 0.1), (5.0, 0.1), (60.0, 0.01)])
+def test_two_estimates_say_how_long_trainings_may_be(files_s, step_s):
+    """Of ten trials, each with `files_s` seconds that stay however short its training is."""
+
+    def estimated(steps):
+        recipe = SimpleNamespace(batch_size=1)
+        return SimpleNamespace(
+            settings=SimpleNamespace(is_settled=True, recipe=recipe), dataset={"train": 1_000_000}, steps={"": steps},
+            safe_s=700.0, available_s=730.0, seconds=lambda seeds: 10 * (files_s + step_s * steps),
+        )  # fmt: skip
+
+    longer, length, tries = None, 50_000, 0
+    while (planned := estimated(length)).seconds(5) > planned.safe_s:
+        shorter = choice.shorten(planned, 5, longer)
+        longer, length, tries = planned, shorter["steps"], tries + 1
+        assert length < longer.steps[""]
+    assert tries <= 3
+    assert planned.seconds(5) > 0.9 * planned.safe_s

@@ -54,7 +54,7 @@ SCREEN, MODEL, PAGE = "screen", "model", "report.html"
 MOST_CANDIDATES = 5
 SCREEN_SEEDS, FEWEST_SEEDS = 3, 2
 PLANNED = 0.4  # of the time, at most, for the screen
-CONFIRMED = 1 / 3  # of the time, at least, for the confirmation, unless the screen has no end without it
+CONFIRMED = 1 / 3  # of the time, at least, for the confirmation, unless the screen needs it
 CONFIRM_SEEDS = 5
 MADE_VAL, MOST_VAL = 0.2, 4_000  # of the images, where val is made: each trial of the screen is judged on it
 SLOWER = 1.25  # the last training, times what it is expected to take
@@ -108,7 +108,8 @@ class Improvement(Printed):
     def is_decided(self) -> bool:
         """Whether base learned where it was tested."""
         withheld = self.effect is None or self.effect.verdict == Verdict.WITHHELD
-        return self.is_tested and not (self.arm and withheld)
+        has_score = self.confirmed is not None and self.confirmed.base_mean is not None
+        return self.is_tested and has_score and not (self.arm and withheld)
 
     @property
     def effect(self) -> Effect | None:
@@ -155,21 +156,24 @@ class Improvement(Printed):
                 "(--from)."
             )
         assert self.confirmed is not None
+        assert self.confirmed.base_mean is not None
         if not self.arm:
             effects = self.screen.headline.effects.items()
             lost = [name for name, effect in effects if effect.failures and not effect.gain > 0]
             failed = f" Trials with {listing(lost)} failed." if lost else ""
             kept = f"on val none of {plural(len(self.candidates), 'candidate')} looks better"
-            reached = f"{metric.shown(self.confirmed.base_mean or 0.0)} {metric.title} on test"
+            reached = f"{metric.shown(self.confirmed.base_mean)} {metric.title} on test"
             return f"Base is kept: {kept}. It reaches {reached}, after {length_of(self.confirmed)}.{failed}"
         assert self.effect is not None
         base, arm = self.confirmed.base_mean, self.confirmed.arms[0].mean
-        scores = f", {metric.shown(base)} before and {metric.shown(arm)} after" if base and arm else ""
+        scores = "" if arm is None else f", {metric.shown(base)} before and {metric.shown(arm)} after"
         low, high = (signed(end, self.effect.digits) for end in self.effect.interval)
         number = f"{signed(self.effect.effect, self.effect.digits)} [{low}, {high}]"
         found = f"{number} {self.effect.shown_unit} of {metric.title}{scores}"
         seeds = f"on {self.effect.n} fresh seeds and images that no choice has seen, after {length_of(self.confirmed)}"
-        chosen = "" if self.has_learned else " Base did not learn in the screen, so what other studies say has chosen."
+        chosen = (
+            "" if self.has_learned else " Base did not learn in the screen, so results of other studies chose the arm."
+        )
         if self.is_better:
             return f"{self.arm} is better than base: {found}, {seeds}.{chosen}"
         return f"Base is kept: {self.arm} is not shown to be better ({found}, {seeds}).{chosen}"
@@ -223,7 +227,8 @@ def improve(
         data: as `vitmods.Study` takes it. With train alone, val and test are made; test is seen once, at the end.
         out: the folder of everything.
         budget: a time such as "2h": it chooses model, image size, length of the training and seeds, as far as they are
-            not given; a third or more is kept for the confirmation. None: no limit, 3 seeds to screen, 5 to confirm.
+            not given; a third or more is kept for the confirmation, unless the screen needs it. None: no limit, 3
+            seeds to screen, 5 to confirm.
         base, start, recipe, task, images: as in `vitmods.Study`. Of `start` ways to adapt the weights are candidates.
         candidates: arms in short form, instead of those that are chosen.
         without: arms that are not to be tried.
@@ -254,8 +259,7 @@ def improve(
     found = Improvement(out, chosen, answer)
     if not is_enough(answer):
         return found
-    begun = next(iter(StudyFolder(out / SCREEN).confirmations), None)
-    if begun is not None:  # what was chosen stays, with its seeds
+    if begun := next(iter(StudyFolder(out / SCREEN).confirmations), None):  # its arm and seeds stay
         facts = StudyFolder(begun).known_facts()
         arm, count = next(iter(facts.study().arms), Arm(BASE)), facts.plan.seeds
     else:

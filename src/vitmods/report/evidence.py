@@ -26,7 +26,7 @@ def write_evidence(evidence: Evidence, out: str | Path) -> Path:
     """Write the page as one self-contained HTML file; returns its path."""
     inline, claimed = Inliner(), [one for one in evidence.changes if one.other]
     name = "title" if len({one.metric for one in claimed}) > 1 else "change"
-    means = [replace(one.effects[-2], arm=getattr(one, name), n=1) for one in claimed]
+    means = [replace(one.on_others[0], arm=getattr(one, name), n=one.studies) for one in claimed]
     headline = "No change was studied on three data sets or more: nothing is known of other data sets."
     if means:
         headline = text.verdicts(sorted(means, key=text.rank), "changes", BASE, f"on {LIKE_THESE}")

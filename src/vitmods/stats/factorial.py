@@ -176,8 +176,9 @@ def intervals(
 
 
 def misfit(scores: Array, on: Mask, floor: float = 0.0) -> float:
-    """P value of the hypothesis that changes add up, on these images: an F test of what the means of runs (N, n) with
-    the changes `on` (N, k) leave beside the sum of effects. NaN where nothing is left over, or with one seed."""
+    """P value of the hypothesis that changes add up, on these images: an F test of the part of the runs' means that a
+    sum of effects does not explain. scores: (N, n), of runs and seeds; on: (N, k), the changes of each run; floor: the
+    smallest sd of a trial, in the unit of scores. NaN without degrees of freedom, or with one seed."""
     x = np.column_stack([np.ones(len(on)), on])
     df, seeds = len(on) - int(np.linalg.matrix_rank(x)), scores.shape[-1]
     if df < 1 or seeds < 2:

@@ -162,7 +162,7 @@ class Effect:
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in which NaN is None."""
         values = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
-        if self.base_learned:
+        if self.base_learned:  # the usual case, which older files do not name
             del values["base_learned"]
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 

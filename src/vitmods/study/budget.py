@@ -18,7 +18,8 @@ class Budget:
     """How much one run may take; None: no end. No trial begins that is expected to end later than `seconds + over_s`.
 
     over_s:  how much later the last seed may end, if the run would otherwise end even earlier
-    seeds_follow: whether the study ends with fewer or more seeds than were given, as its time allows
+    seeds_follow: whether the time alone decides: a study ends with fewer or more seeds than were given, base alone has
+        trainings as long as fit, and a study of which nothing fits is refused instead of begun
     began:   when the run did, on the monotonic clock
     timings: seconds that each measurement of steps took
     """

@@ -113,12 +113,21 @@ class OfChange:
             self._effect(name, self.on(name), given.pop() if len(given) == 1 else Verdict.OPEN)
             for name, given in each.items()
         ]
-        if other := self.other:
-            mean, further = other[:3], (other.effect, other.next_low, other.next_high)
-            ends = further[1:] if found[0].higher_is_better else (-further[2], -further[1])
-            found.append(self._effect(LIKE_THESE, mean, self.verdict, mean[1:]))
-            found.append(self._effect(FURTHER, further, verdict_of(*ends, found[0].margin)))
-        return found
+        return [*found, *self.on_others]
+
+    @property
+    def on_others(self) -> tuple[Effect, ...]:
+        """The mean over data sets like these, and what a study of a further one measures; empty for fewer than three
+        data sets."""
+        if not (other := self.other):
+            return ()
+        mean, further = other[:3], (other.effect, other.next_low, other.next_high)
+        ends = further[1:] if self.findings[0].higher_is_better else (-further[2], -further[1])
+        margin = min(one.margin for one in self.findings)
+        return (
+            self._effect(LIKE_THESE, mean, self.verdict, mean[1:]),
+            self._effect(FURTHER, further, verdict_of(*ends, margin)),
+        )
 
     def _effect(
         self, name: str, interval: Interval, verdict: Verdict, thick: tuple[float, float] = (math.nan, math.nan)

@@ -354,15 +354,17 @@ class Settings(StudySettings):
         return self.design.factors(self.arms)
 
     def continuing(self, recorded: Mapping[str, Any]) -> Settings:
-        """The same with what is open as it was recorded (from `to_dict`), with the recorded spelling of the places of
-        images and weights, and with the recorded runs of a factorial study, where it is of the same changes and as many
+        """The same with what is open as it was recorded (from `to_dict`), with places of images, splits and weights as
+        they were spelled, and with the recorded runs of a factorial study, where it is of the same changes and as many
         runs."""
         fixed = {name: recorded[name] for name in self.open.intersection(self.fixed, recorded)}
-        if is_same_place(self.fixed["data"], recorded.get("data", "")):
-            fixed["data"] = recorded["data"]
-        start, before = self.fixed.get("start"), recorded.get("start")
-        if start and before and is_same_place(start["source"], before["source"]):
-            fixed["start"] = {**start, "source": before["source"]}
+        for name in ("data", "split_file"):
+            now, before = self.fixed.get(name), recorded.get(name)
+            if now and before and is_same_place(now, before):
+                fixed[name] = before
+        start, started = self.fixed.get("start"), recorded.get("start")
+        if start and started and is_same_place(start["source"], started["source"]):
+            fixed["start"] = {**start, "source": started["source"]}
         if any(name not in self.fixed for name in self.open - {"seeds"}):
             old = Recipe.from_dict(recorded["recipe"]).settings()
             old = {"rates": (), **old}

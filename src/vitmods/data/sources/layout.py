@@ -473,7 +473,7 @@ def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], l
     ):
         reason = f"{nested.name} holds folders of the same names as those beside it."
         raise ask(top, where, reason, reading, _together(top, [nested]))
-    _inside(top, where, reading)  # an error of theirs comes before those below
+    _inside(top, where, reading)  # its error comes before those below
     stems = {re.sub(r"\d+$", "", tree.name) for tree in tops}
     if len(tops) > 1 and len(stems) == 1 and (stem := stems.pop()) not in top.filled:
         words = {word.lower() for word in _WORDS.findall(stem)}

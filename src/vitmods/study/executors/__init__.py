@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from vitmods.train.options import RunOptions, check_at_least
@@ -78,7 +79,7 @@ class StudyOptions(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.devices_per_trial is not None:
-            nodes, each = _nodes_and_devices(self.devices_per_trial)
+            nodes, each = self._layout
             object.__setattr__(self, "devices_per_trial", f"{nodes}x{each}" if nodes > 1 else str(each))
             if nodes > 1 and (self.cluster.executor != "slurm" or self.cluster.address == "local"):
                 raise UserError(f"devices_per_trial {nodes}x{each} is for several nodes of Slurm: give {nodes * each}.")
@@ -91,25 +92,29 @@ class StudyOptions(RunOptions):
     @property
     def processes(self) -> int:
         """How many train each trial together, on a device each."""
-        nodes, each = _nodes_and_devices(self.devices_per_trial or 1)
+        nodes, each = self._layout
         return max(1, int(nodes * each))
 
     @property
     def nodes(self) -> int:
         """How many nodes of Slurm they are on, as many on each."""
-        return _nodes_and_devices(self.devices_per_trial or 1)[0]
+        return self._layout[0]
 
     @property
     def trials_per_device(self) -> int | None:
         """How many trials share a device; None: not given."""
-        return None if self.devices_per_trial is None else _nodes_and_devices(self.devices_per_trial)[1].denominator
+        return None if self.devices_per_trial is None else self._layout[1].denominator
 
     @property
     def gpus(self) -> float:
         """GPUs that a cluster reserves for each trial, one per process or a part of one."""
         is_cpu = self.device == "cpu" or (self.device == "auto" and self.devices_per_trial is None)
-        nodes, each = _nodes_and_devices(self.devices_per_trial or 1)
+        nodes, each = self._layout
         return 0.0 if is_cpu else float(nodes * each)
+
+    @cached_property
+    def _layout(self) -> tuple[int, Fraction]:
+        return _nodes_and_devices(1 if self.devices_per_trial is None else self.devices_per_trial)
 
 
 def _nodes_and_devices(text: str | float) -> tuple[int, Fraction]:
