@@ -108,16 +108,32 @@ def test_every_base_is_built_from_the_seed_and_its_arms_share_the_weights(kind, 
     assert any(not value.equal(weights[name]) for name, value in other.state_dict().items())
 
 
+def tied(model):
+    block = model.layers[0].blocks[0]
+    block.norm2 = block.norm1
+    return model
+
+
+IN_PLACE = ("qknorm", "dpn", "scalenorm")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    out = tmp_path_factory.mktemp("any") / "out"
     arms = {
         "rms": "replace(rms)",
         "dtn": "replace(dtn(norms=both))",
         "relu": relu,
         "wide": lambda model: model.double().float(),
+        "tied": tied,  # has a tensor at two places
+        **{name: name for name in IN_PLACE},
     }
-    study = study_of(arms=arms, seeds=2)
+    study, out = study_of(arms=arms, recipe=RECIPE.with_(drop_path=0.1)), tmp_path_factory.mktemp("any") / "out"
+    return study, run(study, out), out
+
+
+@pytest.fixture(scope="module")
+def finished_vit(tmp_path_factory):
+    study, out = study_of(VIT, IN_PLACE), tmp_path_factory.mktemp("vit") / "out"
     return study, run(study, out), out
 
 
@@ -125,7 +141,6 @@ def test_a_study_of_a_swin_is_complete_with_costs_counted_and_measured(finished)
     _, result, out = finished
     assert result.complete
     assert not result.failed
-    assert result["relu"].n == 2
     assert result["wide"].effect == 0
     costs = json.loads((out / "costs.json").read_text())
     assert costs["base"]["macs"] == macs_of(build(SWIN), make_base(SWIN, 10, (8, 8), 1)) > 100_000
@@ -197,19 +212,17 @@ def test_a_trial_whose_function_is_gone_says_so(finished, tmp_path):
 
 
 def test_the_shell_compares_and_evaluates(hf_folder, tmp_path, capsys):
-    options = ["--base", f"hf:{hf_folder}", "--epochs", "1", "--limit-train", "128", "--device", "cpu"]
-    study = tmp_path / "study"
-    arms = ["--arms", "replace(rms)", "two=replace(norm(kind=instance),where=mlp)", "--seeds", "1"]
-    assert (
-        main(["compare", *options, *arms, "--workers", "1", "--cost-seconds", "0", "--out", str(study), "--quiet"]) == 0
-    )
-    assert "replace(rms)" in capsys.readouterr().out
-    trial = study / "trials/two/seed0"
+    options = ["--base", f"hf:{hf_folder}", "--epochs", "1", "--limit-train", "128", "--device", "cpu", "--quiet"]
+    arms = ["--arms", "two=replace(norm(kind=instance),where=mlp)", "--seeds", "1"]
+    how = ["--workers", "1", "--cost-seconds", "0", "--out", str(tmp_path / "study")]
+    assert main(["compare", *options, *arms, *how]) == 0
+    assert "two" in capsys.readouterr().out
+    trial = tmp_path / "study/trials/two/seed0"
     assert main(["evaluate", str(trial), "--protocol", "top1", "--device", "cpu"]) == 0
     (evaluation,) = evaluate(trial, ["top1", "knn"], device="cpu")
     assert evaluation["metrics"]["top1"] == json.loads((trial / "result.json").read_text())["metrics"]["top1"]
     assert evaluation["metrics"]["knn"] > 0
-    assert main(["train", *options, "--arm", "replace(rms)", "--out", str(tmp_path / "one"), "--quiet"]) == 0
+    assert main(["train", *options, "--arm", "replace(rms)", "--out", str(tmp_path / "one")]) == 0
 
 
 def test_trained_weights_are_loaded_when_asked_for(hf_folder):
@@ -248,31 +261,30 @@ def test_worker_processes_import_a_function_that_can_be_imported(tmp_path, monke
 
 
 def test_a_function_of_this_process_alone_has_one_worker(tmp_path):
-    study = study_of(lambda *shape: swin(*shape), ["replace(rms)"], seeds=2)
+    study = study_of(lambda *shape: swin(*shape), ["replace(rms)"])
     assert run(study, tmp_path / "one", workers=None, cost_seconds=0).complete
     with pytest.raises(UserError, match="worker processes cannot import"):
         run(study, tmp_path / "two", workers=2)
 
 
-@pytest.mark.parametrize("base", [VIT, SWIN])
-def test_base_and_arms_are_models_of_one_class(base, tmp_path):
-    arms = ["qknorm", "dpn", "scalenorm"]
-    assert run(study_of(base, arms), tmp_path / "out").complete
-    costs = json.loads((tmp_path / "out/costs.json").read_text())
+@pytest.mark.parametrize("study", ["finished", "finished_vit"])
+def test_base_and_arms_are_models_of_one_class(study, request):
+    asked, answer, out = request.getfixturevalue(study)
+    assert answer.complete
+    costs = json.loads((out / "costs.json").read_text())
     images = torch.randn(2, 1, 8, 8)
-    for arm in ("base", *arms):
-        folder = tmp_path / f"out/trials/{arm}/seed0"
+    for arm in ("base", *IN_PLACE):
+        folder = out / "trials" / arm / "seed0"
         model = open_trial(folder)  # built without running it, and the same in every process
-        assert type(model) is type(build(base))
+        assert type(model) is type(build(asked.settings.fixed["base"]))
         assert model(images).equal(open_trial(folder)(images))
         assert [str(change) for change in getattr(model, "vm_changes", ())] == ([] if arm == "base" else [arm])
         assert arm == "base" or costs["arms"][arm]["params"] < (1.1 if arm != "scalenorm" else 1)
 
 
-def test_a_change_that_needs_a_model_that_can_be_read_makes_every_model_a_vitmods_vit(tmp_path):
-    study = study_of(VIT, ["dpn", "parallel"])
+def test_a_change_that_needs_a_model_that_can_be_read_makes_every_model_a_vitmods_vit(finished_vit, tmp_path):
     with pytest.warns(UserWarning, match="Base and all arms are built as vitmods ViTs, .* 'parallel' needs a model"):
-        result = run(study, tmp_path / "out")
+        result = run(study_of(VIT, ["dpn", "parallel"]), tmp_path / "out")
     assert result.complete
     for arm in ("base", "dpn", "parallel"):
         assert isinstance(open_trial(tmp_path / f"out/trials/{arm}/seed0"), vm.ViT)
@@ -280,16 +292,14 @@ def test_a_change_that_needs_a_model_that_can_be_read_makes_every_model_a_vitmod
     # Base would be another model.
     with pytest.raises(UserError, match=r"models: read as vitmods ViTs, .* -> changed in place"):
         run(study_of(VIT, ["dpn"]), tmp_path / "out")
-    run(study_of(VIT, ["dpn"]), tmp_path / "other", cost_seconds=0)
     with pytest.raises(UserError, match=r"models: changed in place -> read .* in another folder"):
-        run(study_of(VIT, ["dpn", "parallel"]), tmp_path / "other")
+        run(study_of(VIT, [*IN_PLACE, "parallel"]), finished_vit[2])
     with pytest.raises(UserError, match=r"SwinTransformer is not covered.* 'parallel' needs a model"):
         study_of(SWIN, ["parallel"]).dry_run()
 
 
-def test_a_damaged_record_of_insertions_is_refused(tmp_path):
-    run(study_of(VIT, ["dpn"]), tmp_path / "out", cost_seconds=0)
-    folder = tmp_path / "out/trials/dpn/seed0"
+def test_a_damaged_record_of_insertions_is_refused(finished_vit, tmp_path):
+    folder = shutil.copytree(finished_vit[2] / "trials/dpn/seed0", tmp_path / "seed0")
     config = json.loads((folder / "config.json").read_text())
     record = config["model"]["insertions"][0]
     other = {**record, "parts": {**record["parts"], "stem": "somewhere.else"}}
@@ -298,17 +308,6 @@ def test_a_damaged_record_of_insertions_is_refused(tmp_path):
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(UserError, match=r"do not fit|damaged|another model"):
             open_trial(folder)
-
-
-def test_a_tensor_at_two_places_is_saved(tmp_path):
-    def tied(model):
-        block = model.layers[0].blocks[0]
-        block.norm2 = block.norm1
-        return model
-
-    study = study_of(arms={"tied": tied}, recipe=RECIPE.with_(drop_path=0.1))  # which is trained too
-    result = run(study, tmp_path / "out", cost_seconds=0)
-    assert result.complete, result.failed
 
 
 def test_drop_path_reaches_models_that_know_it():

@@ -57,7 +57,6 @@ def photos(tmp_path_factory):
         (PHOTOS, None, None, LADDER),
         (Defaults("Ti/8", 96), None, None, [("Ti/8", (96,)), *LADDER[2:]]),
         (Defaults("Ti/4", 32), None, None, [("Ti/4", (32,)), ("mu6/4", (32,)), ("mu3/4", (32,))]),
-        (PHOTOS, None, (32,), [("Ti/4", (32,)), ("mu6/4", (32,)), ("mu3/4", (32,))]),
         (PHOTOS, None, (96, 128), [("Ti/8", (96, 128)), ("mu6/8", (96, 128)), ("mu3/8", (96, 128))]),
         (PHOTOS, "S/16", None, [("S/16", (side,)) for side in (224, 128, 64)]),
         (PHOTOS, "timm:pvt_v2_b0", None, [("timm:pvt_v2_b0", (224,))]),
@@ -73,12 +72,10 @@ def test_models_and_sizes_go_down_and_what_is_given_stays(defaults, base, img_si
     ("images", "side", "pixels", "overrides", "recipe", "epochs", "batch_size"),
     [
         (1960, 224, {}, {}, "small_data", 30, 32),
-        (1960, 32, {}, {}, "small_data", 30, 32),
         (210, 32, {}, {}, "small_data", 100, 32),  # 600 steps of 6 an epoch
         (210, 32, {}, {"epochs": 8}, "small_data", 8, 32),
         (20_000, 32, {}, {}, "small_images", 30, 64),
         (20_000, 224, {}, {}, "default", 30, 64),
-        (1004, 224, {"mean": (0.5,) * 3}, {}, "finetune", 20, 32),
         (300, 224, {"mean": (0.5,) * 3}, {}, "finetune", 67, 32),
         (20_000, 224, {"mean": (0.5,) * 3}, {}, "finetune", 20, 64),
     ],
@@ -117,7 +114,7 @@ class Clock:
         monkeypatch.setattr(choice, "faster_options", lambda *_: iter(()))
 
 
-@pytest.mark.parametrize("machine", [1, 10, 40])
+@pytest.mark.parametrize("machine", [1, 40])
 def test_timing_takes_a_part_of_the_budget_on_a_busy_machine_too(monkeypatch, photos, capsys, machine):
     """The clock is played: a measurement takes half a second of a free machine. What is not timed follows from
     multiply-adds, and where the time went is said."""
@@ -131,9 +128,8 @@ def test_timing_takes_a_part_of_the_budget_on_a_busy_machine_too(monkeypatch, ph
     monkeypatch.setattr("vitmods.study.budget.time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(Stopwatch, "_measured", measured)
     monkeypatch.setattr(Stopwatch, "_seconds_each", lambda *_: setattr(clock, "now", clock.now + 0.1 * machine) or 0.0)
-    monkeypatch.setattr(
-        choice, "time_step", lambda *_, **__: setattr(clock, "now", clock.now + 0.5 * machine) or (1, 2)
-    )
+    step = (1, 2)
+    monkeypatch.setattr(choice, "time_step", lambda *_, **__: setattr(clock, "now", clock.now + 0.5 * machine) or step)
     monkeypatch.setattr("vitmods.study.estimate.slowdown", lambda: 1.0)
     budget = make_budget("4m")
     planned = Study(arms=["dpn", "rms", "layerscale"], data=photos, budget=budget).dry_run(**{**RUN, "progress": True})
@@ -147,12 +143,16 @@ def test_timing_takes_a_part_of_the_budget_on_a_busy_machine_too(monkeypatch, ph
     assert planned.spent.startswith("Of 4 min, timing took ")
 
 
+def short_study(arms=("rms",), steps=2, **options):
+    recipe = vm.recipes.digits().with_(steps=steps, warmup_epochs=None, warmup_steps=0)
+    return Study("mu1/4", arms, "digits", recipe, **options)
+
+
 def test_a_budget_without_time_for_a_trial_says_where_it_went(monkeypatch, tmp_path, capsys):
-    study = Study("mu1/4", ["rms"], "digits", vm.recipes.digits().with_(steps=2, warmup_epochs=None, warmup_steps=0), 2)
     budget = Budget(60.0)
     object.__setattr__(budget, "began", budget.began - 58)
     budget.timings.append(50.0)
-    answer = study.run(tmp_path, budget=budget, **{**RUN, "progress": True})
+    answer = short_study(seeds=2).run(tmp_path, budget=budget, **{**RUN, "progress": True})
     assert not any(trial.ended for trial in answer.trials)
     text = capsys.readouterr().err
     expected = (
@@ -168,14 +168,12 @@ def test_a_budget_without_time_for_a_trial_says_where_it_went(monkeypatch, tmp_p
     ("budget", "seconds", "options", "base", "side", "epochs", "seeds"),
     [
         ("100h", {(True, 64): 0.01}, {}, "Ti/8", 64, range(120, 157), range(5, 1000)),
-        ("60m", {(True, 64): 0.01}, {}, "Ti/8", 64, range(120, 157), [5]),
         ("30m", {(True, 64): 0.01}, {}, "Ti/8", 64, range(60, 110), [5]),
         ("10m", {(True, 64): 0.01, (False, 64): 0.002}, {}, "mu6/8", 64, range(105, 120), [5]),
         ("10m", {(True, 64): 0.1, (False, 64): 0.1, (False, 32): 0.01}, {}, "mu3/4", 32, range(20, 45), [5]),
         ("10m", {(True, 64): 0.001}, {"recipe": "plain"}, "Ti/8", 64, range(60, 200), range(5, 50)),
         ("10m", {(True, 32): 0.1, (False, 32): 0.001}, {"img_size": 32}, "mu6/4", 32, range(120, 157), range(4, 12)),
         ("10m", {(True, 64): 0.002}, {"base": "Ti/8"}, "Ti/8", 64, range(105, 120), [5]),
-        ("10m", {(True, 64): 0.001}, {"seeds": 3}, "Ti/8", 64, range(120, 157), [3]),
         ("10m", {(True, 64): 0.001}, {"seeds": [3, 7]}, "Ti/8", 64, range(120, 157), [2]),
         ("10m", {(True, 64): 0.001}, {"until_decided": True}, "Ti/8", 64, [120], [8, 9]),
     ],
@@ -226,42 +224,30 @@ def test_a_set_that_is_counted_when_it_is_read_has_a_training_that_fits(monkeypa
 def references(tmp_path_factory):
     """A study of base alone with two trials, and a smaller one of another length."""
     folder = tmp_path_factory.mktemp("references")
-    recipe = vm.recipes.digits().with_(warmup_epochs=None, warmup_steps=0)
     for name, seeds, steps in (("small", 1, 2), ("large", 2, 3)):
-        Study("mu1/4", None, "digits", recipe.with_(steps=steps), seeds=seeds).run(folder / name, **RUN)
+        short_study(None, steps, seeds=seeds).run(folder / name, **RUN)
     return folder
 
 
 @pytest.mark.parametrize(
-    ("options", "budget", "base", "says"),
+    ("options", "base", "says"),
     [
+        ({}, "mu1/4", "Chosen, to reuse 2 trials of base, as in {}/large: mu1/4 at 8 px, 3 steps, 3 seeds. Set"),
         (
-            {"seeds": 3},
-            "100h",
-            "mu1/4",
-            "Chosen, to reuse 2 trials of base, as in {}/large: mu1/4 at 8 px, 3 steps, 3 seeds. Set",
-        ),
-        (
-            {"seeds": 3, "recipe": RecipeChoice(None, {"steps": 2})},
-            "100h",
+            {"recipe": RecipeChoice(None, {"steps": 2})},
             "mu3/2",
-            ": mu3/2 at 8 px, 2 steps, 3 seeds. Recipe digits with steps set",
+            ": mu3/2 at 8 px, 2 steps, 3 seeds. Recipe digits with",
         ),
-        ({"seeds": 3, "base": "mu1/2"}, "100h", "mu1/2", ": mu1/2 at 8 px, 52 epochs, 3 seeds. Recipe digits:"),
-        ({"seeds": 3, "folds": 3}, "100h", "mu3/2", ": mu3/2 at 8 px, 52 epochs, 3 seeds. Recipe digits:"),
-        (
-            {"seeds": 200},
-            "5s",
-            "mu3/2",
-            "Not reused, 2 trials of base, as in {}/large: the arms do not fit 5 s with its settings.",
-        ),
+        ({"base": "mu1/2"}, "mu1/2", ": mu1/2 at 8 px, 52 epochs, 3 seeds. Recipe digits:"),
+        ({"folds": 3}, "mu3/2", ": mu3/2 at 8 px, 52 epochs, 3 seeds. Recipe digits:"),
+        ({"seeds": 200, "budget": "5s"}, "mu3/2", "Not reused, 2 trials of base, as in {}/large: the arms do not fit"),
     ],
 )
-def test_a_budget_extends_a_reference_that_fits(monkeypatch, references, capsys, options, budget, base, says):
+def test_a_budget_extends_a_reference_that_fits(monkeypatch, references, capsys, options, base, says):
     """Of two the one with more trials. What is given stays."""
     Clock(monkeypatch, {(False, 8): 0.01})
-    study = Study(**{"base": None, "arms": ["rms"], "data": "digits", "reuse": [references], **options})
-    planned = study.dry_run(references / "new", budget=budget, **{**RUN, "progress": True})
+    given = {"base": None, "arms": ["rms"], "data": "digits", "seeds": 3, "budget": "100h", **options}
+    planned = Study(**given, reuse=[references]).dry_run(references / "new", **{**RUN, "progress": True})
     assert planned.settings.fixed["base"] == base
     assert says.format(references) in capsys.readouterr().err
     assert sum(planned.reused.values()) == 2 * (base == "mu1/4")
@@ -295,16 +281,13 @@ def test_what_fits_nothing_is_said_with_the_arithmetic(monkeypatch, photos, tmp_
             getattr(Study(None, ["dpn", "rms"], photos, budget="1m"), start)(tmp_path / start, **RUN)
     given = Study("Ti/8", ["dpn"], photos, "plain(epochs=9)", img_size=64).dry_run(budget="1m", **RUN)
     assert (given.settings.recipe.epochs, given.settings.fixed["base"]) == (9, "Ti/8")
-    assert 'A new one with budget="2h" and without base, img_size and recipe takes values that fit' in str(
-        given
-    ).replace("\n", " ")
+    new = 'A new one with budget="2h" and without base, img_size and recipe takes values that fit'
+    assert new in str(given).replace("\n", " ")
 
 
 def test_a_real_budget_trains_a_study_that_is_resumed_as_it_is_stored(monkeypatch, photos, tmp_path, capsys):
     """The second run, on a machine of another speed, chooses nothing; and one without a budget continues it too."""
-    monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda module, **how: None
-    )  # which a long budget tries, in a minute
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: None)  # which a long budget tries
     monkeypatch.chdir(tmp_path)
     size, limits = ["--img-size", "16"], ["--limit-train", "64", "--batch-size", "8", "--steps", "3", "--seeds", "2"]
     machine = ["--device", "cpu", "--workers", "1", "--cost-seconds", "0"]
@@ -326,29 +309,26 @@ def test_a_real_budget_trains_a_study_that_is_resumed_as_it_is_stored(monkeypatc
     assert "img_size" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("affordable", "says"),
-    [
-        (2, "The budget lasted for 2 seeds instead of 3."),
-        (3, None),
-        (5, "The budget lasted for 5 seeds instead of 3."),
-        (9, "The budget lasted for 6 seeds instead of 3."),
-    ],
-)
-def test_seeds_follow_the_time_that_trials_take(monkeypatch, tmp_path, capsys, affordable, says):
-    """Three seeds are planned; as many are recorded as the budget lasts for, twice as many at most. Trials of seeds
-    that were not planned are counted from their start on."""
+@pytest.fixture
+def three_seeds(monkeypatch):
+    """... are planned by any budget."""
     monkeypatch.setattr("vitmods.study.estimate.fit_to_budget", lambda budget, planned, least: replace(
         planned, settings=replace(planned.settings, seeds=(0, 1, 2)), budget_s=budget.seconds
     ))  # fmt: skip
+
+
+@pytest.mark.usefixtures("three_seeds")
+@pytest.mark.parametrize(("affordable", "done"), [(2, 2), (3, 3), (9, 6)])
+def test_seeds_follow_the_time_that_trials_take(monkeypatch, tmp_path, capsys, affordable, done):
+    """As many are recorded as the budget lasts for, twice as many as planned at most. Trials of seeds that were not
+    planned are counted from their start on."""
     affords = TrialSchedule._affordable
     monkeypatch.setattr(TrialSchedule, "_affordable", lambda self, work: work.seed < affordable and affords(self, work))
-    study = Study("mu1/4", ["rms"], "digits", vm.recipes.digits().with_(steps=2, warmup_epochs=None, warmup_steps=0))
-    answer = study.run(tmp_path / "study", budget="59m", **{**RUN, "progress": True})
+    answer = short_study().run(tmp_path / "study", budget="59m", **{**RUN, "progress": True})
     lines = capsys.readouterr().err
-    done = min(affordable, 6)
+    says = f"The budget lasted for {done} seeds instead of 3."
     assert set(answer.headline.effects) == {"rms"}
-    assert [line for line in lines.splitlines() if "budget lasted" in line] == [says] * (says is not None)
+    assert [line for line in lines.splitlines() if "budget lasted" in line] == [says] * (done != 3)
     stored = json.loads((tmp_path / "study" / "study.json").read_text())
     assert (stored["settings"]["seeds"], stored["plan"]["seeds"]) == ([*range(done)], done)
     counts = re.findall(r"(\d+) of (\d+)  (?:base|rms), seed", lines)
@@ -357,12 +337,10 @@ def test_seeds_follow_the_time_that_trials_take(monkeypatch, tmp_path, capsys, a
     assert (tmp_path / "study" / "results.json").exists()
 
 
+@pytest.mark.usefixtures("three_seeds")
 def test_until_its_seeds_are_settled_a_budget_is_read_so_far(monkeypatch, tmp_path):
     """Also after Ctrl-C: all trials that ended are shown, as of a study that is read before it is complete."""
-    monkeypatch.setattr("vitmods.study.estimate.fit_to_budget", lambda budget, planned, least: replace(
-        planned, settings=replace(planned.settings, seeds=(0, 1, 2)), budget_s=budget.seconds
-    ))  # fmt: skip
-    taken = TrialSchedule.take
+    study, taken = short_study(), TrialSchedule.take
 
     def interrupted(self):
         work = taken(self)
@@ -370,7 +348,6 @@ def test_until_its_seeds_are_settled_a_budget_is_read_so_far(monkeypatch, tmp_pa
             raise KeyboardInterrupt
         return work
 
-    study = Study("mu1/4", ["rms"], "digits", vm.recipes.digits().with_(steps=2, warmup_epochs=None, warmup_steps=0))
     with monkeypatch.context() as patched:
         patched.setattr(TrialSchedule, "take", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -411,20 +388,18 @@ def planned(photos):
 
 
 @pytest.mark.parametrize(
-    ("bf16", "compiled", "budget", "options", "given", "offered"),
+    ("bf16", "compiled", "options", "given", "offered"),
     [
-        (0.6, 0.5, "2h", {}, (), "--precision bf16-mixed takes 0.60 of the time of a step."),
-        (0.9, 0.7, "2h", {}, (), "--compile takes 0.70 of the time of a step, after about a minute for each arm."),
-        (0.6, 0.7, "2h", {}, ("precision",), "--compile takes 0.70 of the time"),
-        (0.9, 0.9, "2h", {}, (), ""),
-        (0.9, 0.7, "30m", {}, (), ""),
-        (0.9, 0.7, "2h", {"compile": True}, (), ""),
-        (0.9, 0.7, "2h", {"recompute": True}, (), ""),
+        (0.6, 0.5, {}, (), "--precision bf16-mixed takes 0.60 of the time of a step."),
+        (0.9, 0.7, {}, (), "--compile takes 0.70 of the time of a step, after about a minute for each arm."),
+        (0.6, 0.7, {}, ("precision",), "--compile takes 0.70 of the time"),
+        (0.9, 0.9, {}, (), ""),
+        (0.9, 0.7, {"budget": "30m"}, (), ""),
+        (0.9, 0.7, {"compile": True}, (), ""),
+        (0.9, 0.7, {"recompute": True}, (), ""),
     ],
 )
-def test_faster_options_are_offered_where_they_pay(
-    monkeypatch, planned, bf16, compiled, budget, options, given, offered
-):
+def test_faster_options_are_offered_where_they_pay(monkeypatch, planned, bf16, compiled, options, given, offered):
     def time_step(settings, options, num_classes, arm, part=0, way=choice.AS_NOW):
         assert part in (0, 16), "steps of other batches are compared"
         assert arm == "base"
@@ -432,9 +407,10 @@ def test_faster_options_are_offered_where_they_pay(
 
     monkeypatch.setattr(choice, "time_step", time_step)
     settings = replace(planned.settings, open=planned.settings.open - {*given})
-    dataset = SimpleNamespace(num_classes=2)
+    dataset, options = SimpleNamespace(num_classes=2), {"budget": "2h", **options}
+    budget = make_budget(options.pop("budget"))
     study = SimpleNamespace(settings=settings, options=StudyOptions(device="cpu", **options), dataset=dataset)
-    text = " ".join(FASTER(study, make_budget(budget)))
+    text = " ".join(FASTER(study, budget))
     assert text.startswith(offered)
     assert bool(text) == bool(offered)
 
@@ -445,7 +421,6 @@ def test_faster_options_are_offered_where_they_pay(
         ({}, ["w1", "w2", "w3", "w4"], "240 training images are few.*--from w1, w2, w3 and 1 more"),
         ({}, [], ""),
         ({"images": 20_000}, ["w1"], ""),
-        ({"images": 0}, ["w1"], ""),
         ({"side": 32}, ["w1"], ""),
         ({"img_size": [64, 64]}, ["w1"], ""),  # the arms' warnings name weights of this size
         ({"base": "Ti/16", "img_size": [224, 224]}, ["w1"], ""),
@@ -456,10 +431,8 @@ def test_faster_options_are_offered_where_they_pay(
 def test_weights_on_this_machine_are_offered_to_few_photographs(monkeypatch, planned, changed, cached, offers):
     monkeypatch.setattr(choice, "cached_checkpoints", lambda: cached)
     fields = {name: changed[name] for name in ("base", "img_size", "in_chans") if name in changed}
-    settings = replace(
-        planned.settings, fixed={**planned.settings.fixed, "base": "mu3/4", "img_size": [32, 32], **fields}
-    )
-    settings = replace(settings, open=changed.get("open", settings.open | {"base"}))
+    fields = {**planned.settings.fixed, "base": "mu3/4", "img_size": [32, 32], **fields}
+    settings = replace(planned.settings, fixed=fields, open=changed.get("open", planned.settings.open | {"base"}))
     rung = Rung(settings, "", changed.get("images", 240), changed.get("side", 90))
     text = " ".join(choice.weights_here(rung))
     assert re.match(offers, text) if offers else not text
@@ -515,23 +488,3 @@ def test_costs_and_report_are_part_of_a_budget():
     assert seconds_after_trials(Budget(60.0), 30.0, slower=4.0) == 12.0
     assert Budget(60.0, began=time.monotonic() - 40).left_s == pytest.approx(20, abs=1)
     assert Estimate.available_s.fget(Estimate(None, (), 1, 1, {}, {}, budget_s=60.0, reserve_s=11.0)) == 49.0
-
-
-@pytest.mark.parametrize(("files_s", "step_s"), [(0.0, 0.1), (5.0, 0.1), (60.0, 0.01)])
-def test_two_estimates_say_how_long_trainings_may_be(files_s, step_s):
-    """Of ten trials, each with `files_s` seconds that stay however short its training is."""
-
-    def estimated(steps):
-        recipe = SimpleNamespace(batch_size=1)
-        return SimpleNamespace(
-            settings=SimpleNamespace(is_settled=True, recipe=recipe), dataset={"train": 1_000_000}, steps={"": steps},
-            safe_s=700.0, available_s=730.0, seconds=lambda seeds: 10 * (files_s + step_s * steps),
-        )  # fmt: skip
-
-    longer, length, tries = None, 50_000, 0
-    while (planned := estimated(length)).seconds(5) > planned.safe_s:
-        shorter = choice.shorten(planned, 5, longer)
-        longer, length, tries = planned, shorter["steps"], tries + 1
-        assert length < longer.steps[""]
-    assert tries <= 3
-    assert planned.seconds(5) > 0.9 * planned.safe_s

@@ -213,7 +213,6 @@ def test_the_page_has_a_plot_and_the_studies_of_each_change_and_what_was_left_ou
 
 
 def test_the_command_prints_four_forms(runs, said):
-    assert r"\begin{tabular}" in said(f"evidence {runs} --latex").out
     assert json.loads(said(f"evidence {runs} --json").out)["changes"][0]["change"] == "dpn"
     assert said(f"evidence {runs} --markdown").out.startswith("| change, data set |")
     assert "layerscale (top-1)" in said(f"evidence {runs}").out

@@ -21,11 +21,13 @@ from vitmods.study.executors.processes import OUT_OF_MEMORY, SAVE_GRACE_S, Copy,
 from vitmods.study.store import StudyFolder
 from vitmods.train.launch import PEER_ENDED
 
+TRIALS = [Trial(Cell(Arm("a"), {}, Recipe()), seed) for seed in range(4)]
+
 
 class Queue:
     """Hands out a list, and remembers what came of it."""
 
-    def __init__(self, work):
+    def __init__(self, work=TRIALS):
         self.left, self.outcomes = list(work), {}
 
     def take(self):
@@ -40,19 +42,13 @@ class Queue:
     def waiting(self):
         pass
 
-    @property
-    def failures(self):
-        return {work: failure for work, failure in self.outcomes.items() if failure is not None}
-
 
 def ran(executor, queue=None):
-    queue = queue or Queue(TRIALS)
+    """What failed, once all trials have ended."""
+    queue = queue or Queue()
     executor.run(queue)
     assert set(queue.outcomes) == set(TRIALS)
-    return queue.failures
-
-
-TRIALS = [Trial(Cell(Arm("a"), {}, Recipe()), seed) for seed in range(4)]
+    return {work.seed: failure for work, failure in queue.outcomes.items() if failure is not None}
 
 
 def test_inline_goes_on_after_a_failure_but_not_after_an_interruption():
@@ -63,10 +59,10 @@ def test_inline_goes_on_after_a_failure_but_not_after_an_interruption():
         if trial.seed == 1:
             raise RuntimeError("boom\nbang")
 
-    assert ran(Inline(run)) == {TRIALS[1]: "RuntimeError: boom bang"}
+    assert ran(Inline(run)) == {1: "RuntimeError: boom bang"}
     assert order == [0, 1, 2, 3]
     with pytest.raises(KeyboardInterrupt):
-        Inline(Mock(side_effect=KeyboardInterrupt)).run(Queue(TRIALS))
+        Inline(Mock(side_effect=KeyboardInterrupt)).run(Queue())
     assert describe(ValueError("give another folder")) == "give another folder"
     assert describe(MemoryError()) == "MemoryError: "
 
@@ -152,11 +148,28 @@ def pool(tmp_path, monkeypatch, request, misbehaving):
 fresh_and_copies = pytest.mark.parametrize("pool", ["fresh", "copies"], indirect=True)
 
 
+KILLED = "its worker process was killed by "
+
+
 @fresh_and_copies
-def test_every_trial_goes_to_one_worker_with_its_share_of_threads(pool):
-    assert ran(pool()) == {}
+@pytest.mark.parametrize(
+    ("task", "failed", "processes"),
+    [
+        ({"workers": 2}, {}, 2),
+        ({"workers": 1, "fail_at": 0}, {0: "went wrong"}, 1),
+        ({"workers": 2, "die_at": 1, "die_by": 9}, {1: f"{KILLED}SIGKILL: {OUT_OF_MEMORY}"}, 3),
+        ({"workers": 2, "die_at": 1, "die_by": 11}, {1: f"{KILLED}SIGSEGV"}, 3),
+        ({"workers": 1, "die_at": 1, "die_by": 40}, {1: f"{KILLED}signal 40"}, 2),
+        ({"workers": 1, "exit_at": 2}, {2: "ended with code 1: no such thing"}, 2),
+    ],
+)
+def test_a_killed_worker_loses_its_trial_alone(pool, task, failed, processes):
+    """... as does one that ends by itself, which is quoted; one that reports a failure goes on."""
+    found = ran(pool(**task))
+    assert found.keys() == failed.keys()
+    assert all(failed[seed] in found[seed] for seed in found)
     assert sorted(int(seed) for _, seed, *_ in pool.record()) == [0, 1, 2, 3]
-    assert len({pid for pid, *_ in pool.record()}) == 2
+    assert len({pid for pid, *_ in pool.record()}) == processes
     assert {threads for _, _, threads, _ in pool.record()} == {"3"}
 
 
@@ -185,7 +198,7 @@ ECHO = f"{PEER_ENDED} without a message"
 @pytest.mark.parametrize(
     ("said", "failure"),
     [
-        (["dies", "waits"], f"its worker process was killed by SIGKILL: {OUT_OF_MEMORY}"),
+        (["dies", "waits"], f"{KILLED}SIGKILL: {OUT_OF_MEMORY}"),
         (["waits", "the disk is full"], "the disk is full"),
         ([ECHO, "the disk is full"], "the disk is full"),
         (["the disk is full", ECHO], "the disk is full"),
@@ -194,16 +207,9 @@ ECHO = f"{PEER_ENDED} without a message"
     ],
 )
 def test_a_team_ends_with_its_first_failure_and_another_one_goes_on(pool, said, failure):
-    assert ran(pool(workers=1, team=2, said=said, late=[ECHO, "too late"])) == ({TRIALS[1]: failure} if failure else {})
+    assert ran(pool(workers=1, team=2, said=said, late=[ECHO, "too late"])) == ({1: failure} if failure else {})
     assert len({pid for pid, *_ in pool.record()}) == 4, "two teams"
     assert {seed for _, seed, *_ in pool.record()} == {"0", "2", "3"}
-
-
-@fresh_and_copies
-@pytest.mark.parametrize(("number", "name"), [(9, f"SIGKILL: {OUT_OF_MEMORY}"), (11, "SIGSEGV"), (40, "signal 40")])
-def test_a_killed_worker_loses_its_trial_alone(pool, number, name):
-    assert ran(pool(die_at=1, die_by=number)) == {TRIALS[1]: f"its worker process was killed by {name}"}
-    assert sorted(int(seed) for _, seed, *_ in pool.record()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("pool", ["copies"], indirect=True)
@@ -269,16 +275,6 @@ def test_the_shell_starts_the_template_before_a_study_asks_for_it(monkeypatch):
             assert not alive
 
 
-@fresh_and_copies
-def test_a_worker_that_ends_is_quoted(pool):
-    assert "ended with code 1: no such thing" in ran(pool(workers=1, exit_at=2))[TRIALS[2]]
-
-
-def test_a_failure_that_a_worker_reports_keeps_the_worker(pool):
-    assert ran(pool(workers=1, fail_at=0)) == {TRIALS[0]: "went wrong"}
-    assert len({pid for pid, *_ in pool.record()}) == 1
-
-
 @pytest.mark.parametrize(("workers", "steps"), [(1, 0), (2, 3)])
 def test_an_idle_core_is_used_beside_the_last_trial(pool, workers, steps):
     class Meanwhile(Queue):
@@ -295,11 +291,16 @@ def test_an_idle_core_is_used_beside_the_last_trial(pool, workers, steps):
     assert min(queue.steps, 3) == steps
 
 
-def test_threads_that_wait_for_a_copy_all_get_its_code():
+def copy_of(worker, code=b""):
+    """A copy that is this process, and where its code is written."""
     read, write = os.pipe()
+    os.write(write, b"%d\n%b" % (worker.pid, code))
+    return Copy(None, None, os.fdopen(read, "rb", buffering=0)), write
+
+
+def test_threads_that_wait_for_a_copy_all_get_its_code():
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as worker:
-        os.write(write, f"{worker.pid}\n".encode())
-        copy = Copy(None, None, os.fdopen(read, "rb", buffering=0))
+        copy, write = copy_of(worker)
         with ThreadPoolExecutor(8) as threads:
             codes = [threads.submit(copy.wait) for _ in range(8)]
             copy.terminate()
@@ -310,12 +311,10 @@ def test_threads_that_wait_for_a_copy_all_get_its_code():
 
 
 def test_a_copy_that_ended_at_once_has_its_code():
-    read, write = os.pipe()
     with subprocess.Popen(["true"]) as worker:
         pass
-    os.write(write, f"{worker.pid}\n3\n".encode())
+    copy, write = copy_of(worker, b"3\n")
     os.close(write)
-    copy = Copy(None, None, os.fdopen(read, "rb", buffering=0))
     copy.terminate()
     assert copy.wait(0) == 3
 
