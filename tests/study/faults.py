@@ -132,7 +132,8 @@ def main(cases, root, library):
         shutil.rmtree(place)
         return json.loads(content)
 
-    counts = {(kind, code): forked(kind, code, -1)[2] for kind in KINDS for code in CODES}
+    of_masks = {(kind, CALLS[code]): forked(kind, code, -1)[2] for kind in KINDS for code in ("ENOSPC", "EIO")}
+    counts = {(kind, code): of_masks[kind, CALLS[code]] for kind in KINDS for code in CODES}
     outcomes, problems = Counter(), []
     for kind, code, fraction in cases:
         outcome, problem, *_ = forked(kind, code, fraction, counts[kind, code])

@@ -17,7 +17,6 @@ from vitmods.study.checkpoints import Checkpoint
 from vitmods.util.errors import UserError
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8}
-SPEC = "embed_dim=32&depth=2&num_heads=2&patch_size=8"
 HF = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
 TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
 EVERY = "norm(kind=rms,exact=false)+layerscale(init=0.5)+qknorm+dpn+normformer"
@@ -28,11 +27,7 @@ def own(num_classes, img_size, in_chans):
 
 
 MODELS = {
-    "timm vit": (lambda: own(3, 32, 3), f"timm:vit_tiny_patch16_224?{SPEC}"),
-    "timm dinov3": (
-        lambda: timm.create_model("vit_small_patch16_dinov3", num_classes=3, img_size=32, **TINY),
-        f"timm:vit_small_patch16_dinov3?{SPEC}",
-    ),
+    "timm vit": (lambda: own(3, 32, 3), "timm:vit_tiny_patch16_224?embed_dim=32&depth=2&num_heads=2&patch_size=8"),
     "timm named": (lambda: timm.create_model("test_vit", num_classes=3), None),
     "function": (lambda: own(3, 32, 3), own),
     "hf dinov2": (lambda: hf.Dinov2ForImageClassification(hf.Dinov2Config(**HF, num_labels=3)), None),
@@ -71,7 +66,7 @@ def write(tmp_path_factory):
     return lambda name, text, folder: shutil.copytree(made(name, text), folder)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n == "timm dinov3")) for n in MODELS])
+@pytest.mark.parametrize("name", MODELS)
 def test_what_is_written_is_opened_again(name, tmp_path):
     text = {"hf bert": EVERY.replace("+dpn", ""), "timm named": "layerscale(init=0.5)+dpn"}  # which is large
     model = changed(name, text.get(name, EVERY))
@@ -101,9 +96,7 @@ def test_the_config_of_hugging_face_keeps_the_changes(tmp_path):
         vm.adapters.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "text", ["layerscale(init=0.3)", "qknorm", "norm(kind=rms,exact=false)", "layerscale(init=0.3)+qknorm"]
-)
+@pytest.mark.parametrize("text", ["norm(kind=rms,exact=false)", "layerscale(init=0.3)+qknorm"])
 def test_what_timms_arguments_express_is_a_model_of_timm_alone(text, tmp_path):
     model = changed("timm vit", text)
     vm.save_pretrained(model, tmp_path, base=MODELS["timm vit"][1])
@@ -163,27 +156,28 @@ def test_damaged_weights_are_refused(name, damage, write, tmp_path):
         vm.from_pretrained(folder)
 
 
+def with_branch(record, count=1, **values):
+    parts = record[0]["parts"]
+    return [{**record[0], "parts": {**parts, "branches": [{**parts["branches"][0], **values}] * count}}]
+
+
 RECORDS = {
     "no list": lambda record: 3,
     "no change": lambda record: [{}],
     "unknown change": lambda record: [{**record[0], "change": "antigravity"}],
     "a function": lambda record: [{**record[0], "change": "python(os:abort)"}],
-    "another module": lambda record: [{**record[0], "parts": {**record[0]["parts"], "branches": [
-        {**record[0]["parts"]["branches"][0], "module": "nowhere"}]}}],
-    "huge": lambda record: [{**record[0], "parts": {**record[0]["parts"], "branches": [
-        {**record[0]["parts"]["branches"][0], "dim": 10**12}]}}],
-    "large": lambda record: [{**record[0], "parts": {**record[0]["parts"], "branches": [
-        {**record[0]["parts"]["branches"][0], "dim": 10**6}] * 200}}],
-}  # fmt: skip
+    "another module": lambda record: with_branch(record, module="nowhere"),
+    "huge": lambda record: with_branch(record, dim=10**12),
+    "large": lambda record: with_branch(record, 200, dim=10**6),
+}
 
 
 @pytest.mark.parametrize("kind", RECORDS)
 @pytest.mark.parametrize("name", ["timm vit", "hf dinov2"])
 def test_damaged_records_are_refused_before_anything_is_run(name, kind, write, tmp_path):
     folder = write(name, "normformer", tmp_path / "model")
-    path, key = (folder / "config.json", "vitmods_changes") if name.startswith("hf") else (
-        folder / "vitmods.json", "insertions")  # fmt: skip
-    content = json.loads(path.read_text())
+    file, key = {"hf": ("config.json", "vitmods_changes"), "ti": ("vitmods.json", "insertions")}[name[:2]]
+    content = json.loads((path := folder / file).read_text())
     path.write_text(json.dumps({**content, key: RECORDS[kind](content[key])}))
     with pytest.raises(UserError):
         vm.from_pretrained(folder)
@@ -214,8 +208,7 @@ def with_config(**values):
 
 
 def many_changes(folder):
-    config = json.loads((folder / "config.json").read_text())
-    with_config(vitmods_changes=config["vitmods_changes"] * 101)(folder)
+    with_config(vitmods_changes=json.loads((folder / "config.json").read_text())["vitmods_changes"] * 101)(folder)
 
 
 def pipe(folder):
@@ -228,7 +221,6 @@ OUTSIDE = {
     "weights of an adapter": (with_file("adapter_model.safetensors"), "an adapter"),
     "a file above": (indexed(["../outside.safetensors"]), "is not a file of weights in it"),
     "a path": (indexed(["/etc/passwd"]), "is not a file of weights in it"),
-    "a file below": (indexed(["sub/model.safetensors"]), "is not a file of weights in it"),
     "a path of Windows": (indexed(["..\\\\outside.safetensors"]), "is not a file of weights in it"),
     "escapes": (indexed(["\x1b[31m.safetensors"]), r"names '\\+x1b\[31m"),
     "a missing file": (indexed(["model-1.safetensors"]), "cannot be read"),

@@ -38,17 +38,15 @@ def study(**options):
 HOW = {"workers": 1, "device": "cpu", "cost_seconds": 0.01, "progress": False}
 
 
-def run(study, out):
-    return study.run(out, **HOW)
+GROUPED = {"group_by": r"\d\d$"}  # so that images.npz and split.csv have groups
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """With images that belong together, so that images.npz and split.csv have groups."""
     out = tmp_path_factory.mktemp("study") / "out"
-    answer = run(study(group_by=r"\d\d$"), out)
+    assert study(**GROUPED).run(out, **HOW).complete
     (out / TRIAL / "warnings.json").write_text('["odd"]')
-    return Answer.load(out) if answer.complete else None, out
+    return Answer.load(out), out
 
 
 @pytest.fixture
@@ -81,27 +79,24 @@ def test_a_trial_with_a_damaged_file_is_missing_and_the_others_count(finished, c
         assert name in answer.failed[0] or TRIAL in answer.failed[0]
 
 
-@pytest.mark.parametrize("how", DAMAGES)
-@pytest.mark.parametrize("name", ["metrics.jsonl", "warnings.json"])
-def test_what_a_trial_has_beside_its_scores_is_decoration(finished, copy, name, how):
-    damage(copy / TRIAL / name, how)
-    answer, _ = load(copy)
-    assert repr(answer.effects) == repr(finished[0].effects)
-    assert answer.complete
-    assert name == "metrics.jsonl" or "warnings.json is damaged" in answer.report().read_text() or how == "other"
+BESIDE_SCORES = [f"{TRIAL}/metrics.jsonl", f"{TRIAL}/warnings.json", "costs.json", "images.npz", "samples.npz"]
+BESIDE_SCORES += [SPLIT_FILE, "results.json", "results.csv"]
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-@pytest.mark.parametrize("name", ["costs.json", "images.npz", "samples.npz", SPLIT_FILE, "results.json", "results.csv"])
-def test_what_the_study_has_beside_its_trials_does_not_stop_the_report(finished, copy, name, how):
+@pytest.mark.parametrize("name", BESIDE_SCORES)
+def test_what_a_study_has_beside_its_scores_does_not_stop_the_report(finished, copy, name, how):
     damage(copy / name, how)
     answer, told = load(copy)
     assert repr(answer.effects) == repr(finished[0].effects)
     assert answer.complete
+    if name.endswith("warnings.json"):
+        assert "warnings.json is damaged" in answer.report().read_text() or how == "other"
     if name in ("costs.json", "samples.npz"):
         assert f"{name} is damaged" in told
-        run(study(group_by=r"\d\d$"), copy)
-        assert (load(copy)[1] == "") is (name == "costs.json")
+        if how == "half":
+            study(**GROUPED).run(copy, **HOW)
+            assert (load(copy)[1] == "") is (name == "costs.json")
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -118,12 +113,12 @@ def test_groups_are_those_of_the_split_file_and_the_next_run_writes_both_again(f
     (copy / SPLIT_FILE).write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match=r"images\.npz is damaged, and split\.csv cannot take its place.*same command"):
         Answer.load(copy)
-    assert repr(run(study(group_by=r"\d\d$"), copy).effects) == repr(finished[0].effects)
+    assert repr(study(**GROUPED).run(copy, **HOW).effects) == repr(finished[0].effects)
     for name in ("images.npz", SPLIT_FILE):
         assert (copy / name).read_bytes() == (finished[1] / name).read_bytes()
 
 
-JUNK = (None, "x", [], {"a": None})
+JUNK = (None, "x", {"a": None})
 
 
 def damaged_sections(whole):
@@ -134,8 +129,7 @@ def damaged_sections(whole):
             yield f"{section}={junk!r}", {**whole, section: junk}
         for name in value if isinstance(value, dict) else ():
             yield f"{section}.{name}", {**whole, section: {n: v for n, v in value.items() if n != name}}
-            for junk in (None, {"a": None}):
-                yield f"{section}.{name}={junk!r}", {**whole, section: {**value, name: junk}}
+            yield f"{section}.{name}=junk", {**whole, section: {**value, name: {"a": None}}}
 
 
 def test_whatever_a_section_of_study_json_holds_is_read_or_refused(copy):
@@ -150,10 +144,9 @@ def test_whatever_a_section_of_study_json_holds_is_read_or_refused(copy):
         except Exception as error:
             odd[where] = repr(error)
     assert not odd
-    assert len(refusals) > 60
-    assert {
-        where for where, text in refusals.items() if "study.json" not in text and "." not in where.partition("=")[0]
-    } == set()
+    assert len(refusals) > 40
+    of_sections = {where: text for where, text in refusals.items() if "." not in where.partition("=")[0]}
+    assert [where for where, text in of_sections.items() if "study.json" not in text] == []
 
 
 OF_A_TRIAL = ["config.json", "tb/events.out", "metrics.jsonl", "checkpoint.pt", "model.safetensors", "val.npz"]

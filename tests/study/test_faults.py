@@ -1,4 +1,4 @@
-"""What goes wrong around a trial: too little memory, a clock that jumps, images that changed."""
+"""What goes wrong around a trial: too little memory, a clock that jumps, images that changed, calls that fail."""
 
 import json
 import os
@@ -17,6 +17,8 @@ from torch import nn
 from vitmods.cli import main as shell
 from vitmods.recipes import plain
 from vitmods.study import Study
+
+from . import faults
 
 COMMAND = ["train", "--base", "mu2/2", "--recipe", "plain", "--epochs", "4", "--batch-size", "32"]
 COMMAND += ["--limit-train", "128", "--device", "cpu", "--checkpoint-minutes", "0.01"]
@@ -96,3 +98,16 @@ def test_a_trial_of_images_that_changed_says_what_changed(tmp_path, capsys, draw
     assert "is of other images: since it began 0 added, 1 removed, 1 changed" in told
     assert (tmp_path / "out" / "split.csv").read_bytes() == listed
     assert shell([*command, "--lr", "0.5"]) == 2
+
+
+@pytest.mark.parametrize("count", [9, pytest.param(500, marks=pytest.mark.long)])
+def test_a_study_with_reuse_a_resumed_one_and_a_report_survive_calls_that_fail(tmp_path, count):
+    """A call of the operating system fails, whichever: one clear error or a failed trial, no rest of a file, and the
+    study completes when it is run again."""
+    if (library := faults.build(tmp_path)) is None:
+        pytest.skip("cc compiles the library that lets calls fail, on Linux")
+    result = faults.run(library, faults.spread(count), tmp_path / "root")
+    assert result["problems"] == []
+    assert sum(result["outcomes"].values()) == count
+    assert all(calls > 3 for calls in result["calls"].values())
+    assert any("clear error" in outcome or "failed" in outcome for outcome in result["outcomes"])
