@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -22,6 +21,7 @@ from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.evaluate import evaluate, over_seeds
 from vitmods.util.errors import UserError
 
+ON_VAL = Options(temperature="val")
 ALL = ("top1", "calibration", "confusion", "fewshot", "probe", "knn")
 
 
@@ -46,6 +46,12 @@ def two_classes(tmp_path, draw_images):
     return str(draw_images(tmp_path, ["images"], ("apples", "beans"), count=12, size=(12, 12, 3)) / "images")
 
 
+def table_of(found, width=100):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    print_evaluation(found, console)
+    return console.file.getvalue()
+
+
 def test_a_trial_by_all_protocols(found):
     assert list(found["protocols"]) == list(ALL)
     assert found["images"] == 359
@@ -54,6 +60,13 @@ def test_a_trial_by_all_protocols(found):
     low, high = found["intervals"]["top1"]
     assert low < found["metrics"]["top1"] < high
     json.dumps(found, allow_nan=False)
+    text = table_of(found)
+    for name in ("top1", "ece", "fewshot5", "probe"):
+        assert f"{100 * found['metrics'][name]:.2f} %" in text
+    assert f"{100 * low:.2f} to {100 * high:.2f}" in text
+    assert "lower is better" in text
+    assert max(map(len, table_of(found, 80).splitlines())) <= 80 + len(found["checkpoint"])
+    assert "Mean of 2 checkpoints on 359 images of digits" in table_of(over_seeds([found, found]))
 
 
 def test_several_checkpoints_have_an_interval_over_them(seeds):
@@ -106,11 +119,8 @@ def test_images_of_other_classes_are_for_features_alone(seeds, tmp_path, two_cla
         ({"split": "tset"}, 'The split "tset" does not exist'),
         ({"protocols": ["fewshot"], "split": "train"}, "evaluate it on another"),
         ({"protocols": ["fewshot"], "options": Options(shots=(90,))}, "90 shots need"),
-        (
-            {"protocols": ["calibration"], "options": Options(temperature="val"), "split": "val"},
-            "evaluate another split",
-        ),
-        ({"protocols": ["top1"], "options": Options(temperature="val")}, "temperature"),
+        ({"protocols": ["calibration"], "options": ON_VAL, "split": "val"}, "evaluate another split"),
+        ({"protocols": ["top1"], "options": ON_VAL}, "temperature"),
     ],
 )
 def test_what_is_wrong_is_reported_before_work(seeds, settings, message, monkeypatch):
@@ -120,7 +130,7 @@ def test_what_is_wrong_is_reported_before_work(seeds, settings, message, monkeyp
 
 
 def test_a_temperature_calibrates_what_is_evaluated_and_what_is_exported(seeds, found, tmp_path, capsys):
-    scaled = evaluate(seeds / "seed0", ["calibration", "top1"], device="cpu", options=Options(temperature="val"))[0]
+    scaled = evaluate(seeds / "seed0", ["calibration", "top1"], device="cpu", options=ON_VAL)[0]
     t = scaled["protocols"]["calibration"]["temperature"]
     assert abs(t - 1) > 0.01, "an epoch leaves it uncertain"
     assert scaled["metrics"]["nll"] < found["metrics"]["nll"]
@@ -132,23 +142,6 @@ def test_a_temperature_calibrates_what_is_evaluated_and_what_is_exported(seeds, 
     images = torch.randn(3, 1, 8, 8)
     before, after = Checkpoint.open(str(seeds / "seed0")).vit, load(out)
     torch.testing.assert_close(after.eval()(images), before.eval()(images) / t, rtol=1e-4, atol=1e-5)
-
-
-def table_of(found, width=100):
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    print_evaluation(found, console)
-    return console.file.getvalue()
-
-
-def test_the_table_tells_every_metric(found, seeds):
-    text = table_of(found)
-    for name in ("top1", "ece", "fewshot5", "probe"):
-        assert f"{100 * found['metrics'][name]:.2f} %" in text
-    low, high = found["intervals"]["top1"]
-    assert f"{100 * low:.2f} to {100 * high:.2f}" in text
-    assert "lower is better" in text
-    assert max(map(len, table_of(found, 80).splitlines())) <= 80 + len(found["checkpoint"])
-    assert "Mean of 2 checkpoints on 359 images of digits" in table_of(over_seeds([found, found]))
 
 
 CORRUPTED = {
@@ -179,13 +172,12 @@ def test_figures_are_drawn(found, tmp_path):
     assert "predicted class" in texts["a-confusion"]
 
 
-@pytest.mark.parametrize("classes", [1, 25, 300])
+@pytest.mark.parametrize("classes", [1, 25])
 def test_a_confusion_matrix_of_any_size(classes, tmp_path):
     names = [f"$class$ {number}" * 3 for number in range(classes)]
     detail = {"images": 5, "classes": names, "matrix": np.eye(classes, dtype=int).tolist()}
-    detail = detail if classes <= 200 else {"images": 5, "most_confused": []}
-    paths = draw_evaluation({"protocols": {"confusion": detail}}, tmp_path)
-    assert len(paths) == (3 if classes <= 200 else 0)
+    assert len(draw_evaluation({"protocols": {"confusion": detail}}, tmp_path)) == 3
+    assert not draw_evaluation({"protocols": {"confusion": {"images": 5, "most_confused": []}}}, tmp_path)
 
 
 def test_the_shell_draws_beside_the_json(seeds, tmp_path, capsys):
@@ -199,9 +191,6 @@ def test_the_shell_draws_beside_the_json(seeds, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == written
     assert main([*arguments, "--figures", str(tmp_path / "b")]) == 0
     assert {path.name for path in (tmp_path / "b").iterdir()} == {"fewshot.svg", "fewshot.pdf", "fewshot.png"}
-    shutil.rmtree(tmp_path / "b")
-    assert main(["evaluate", str(seeds / "seed0"), "--protocol", "fewshots"]) == 2
-    assert "Did you mean 'fewshot'?" in capsys.readouterr().err
     several = ["evaluate", *map(str, [seeds, seeds / "seed1"]), "--protocol", "confusion", "--device", "cpu"]
     assert main([*several, "--figures", str(tmp_path / "c")]) == 0
     names = {path.stem for path in (tmp_path / "c").iterdir()}

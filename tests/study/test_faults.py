@@ -1,14 +1,18 @@
-"""What goes wrong around a trial: too little memory, a clock that jumps, images that changed, calls that fail."""
+"""What goes wrong around trials: too little memory, a clock that jumps, calls that fail. And images that change: every
+process compares before its first step, and the answer before its first number."""
 
 import json
 import os
+import pkgutil
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -16,9 +20,255 @@ from torch import nn
 
 from vitmods.cli import main as shell
 from vitmods.recipes import plain
-from vitmods.study import Study
+from vitmods.study import Answer, Study
+from vitmods.study.arms import BASE
+from vitmods.study.cells import Trial
+from vitmods.study.executors import StudyOptions
+from vitmods.study.prepare import open_study
+from vitmods.study.run import write_facts
+from vitmods.study.settings import Settings
+from vitmods.study.store import StudyFolder
+from vitmods.study.trial import TrialRunner
+from vitmods.train import RunOptions
+from vitmods.util.errors import UserError
 
 from . import faults
+
+pytestmark = pytest.mark.usefixtures("short_clocks")
+OPTIONS = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
+
+
+@pytest.fixture
+def images(tmp_path, draw_images):
+    return draw_images(tmp_path / "pets", ["train"], count=30)
+
+
+def study(images, **options):
+    return Study("mu/4", ["dpn"], images, recipe=plain(epochs=1).with_(batch_size=16), seeds=2, **options)
+
+
+def added(images):
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(images / "train/cat/more.png")
+
+
+def removed(images):
+    (images / "train/cat/3.png").unlink()
+
+
+def changed(images):
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(images / "train/cat/0.png")
+
+
+def relabeled(images):
+    (images / "train/cat/0.png").rename(images / "train/dog/0 of cat.png")
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ({}, added),
+        ({}, relabeled),
+        ({"folds": 2}, removed),
+        ({"sweep": {"lr": [1e-3, 2e-3]}}, changed),
+    ],
+)
+def test_a_process_that_starts_after_the_images_changed_trains_nothing(images, tmp_path, options, change):
+    """What a worker, a Ray node and a Slurm job do: they read study.json, and list the images."""
+    folder = StudyFolder(tmp_path / "out")
+    folder.path.mkdir()
+    prepared = open_study(folder, study(images, **options).settings, StudyOptions(**OPTIONS))
+    facts = write_facts(prepared, "command")
+    kept = shutil.copytree(images, tmp_path / "kept")
+
+    def worker():
+        settings = Settings.from_dict(folder.known_facts().settings)
+        return TrialRunner(folder, settings.measure, RunOptions(device="cpu"))
+
+    settings = Settings.from_dict(facts.settings)
+    places = [(seed, setting) for setting in settings.sweep.points for seed in settings.seeds]
+    trials = [Trial(settings.cell(BASE, setting), seed) for seed, setting in places]
+    change(images)
+    for trial in trials:
+        with pytest.raises(UserError, match=r"is of other images.* Put the old ones"):
+            worker()(trial)
+        assert not (folder.trial(trial) / "metrics.jsonl").exists()
+    shutil.rmtree(images)
+    shutil.move(kept, images)
+    runner = worker()
+    runner(trials[0])
+    assert (folder.trial(trials[0]) / "result.json").exists()
+
+
+def test_trials_that_fail_for_other_images_are_trained_once_the_old_ones_are_back(images, tmp_path, monkeypatch):
+    kept = shutil.copytree(images, tmp_path / "kept")
+    load = TrialRunner.dataset
+
+    def list_anew(runner, cell, seed=0):
+        """As a worker that starts now."""
+        if (tmp_path / "out" / "trials/base/seed0/result.json").exists() and images.exists():
+            changed(images)
+            runner._datasets.clear()
+        return load(runner, cell, seed)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrialRunner, "dataset", list_anew)
+        answer = study(images).run(tmp_path / "out", **OPTIONS)
+    assert len(answer.failed) == 3
+    assert all("0 added, 0 removed, 1 changed" in text for text in answer.failed)
+    with pytest.raises(UserError, match="is of other images: since it began 0 added, 0 removed, 1 changed"):
+        study(images).run(tmp_path / "out", **OPTIONS)
+    shutil.rmtree(images)
+    shutil.move(kept, images)
+    whole, again = study(images).run(tmp_path / "whole", **OPTIONS), study(images).run(tmp_path / "out", **OPTIONS)
+    assert again.complete
+    assert repr(again.effects) == repr(whole.effects)
+
+
+def test_the_answer_leaves_out_what_was_trained_on_other_images(images, tmp_path):
+    study(images).run(tmp_path / "out", **OPTIONS)
+    changed(images)
+    study(images).run(tmp_path / "other", **OPTIONS)
+    trial = "trials/dpn/seed1"
+    shutil.rmtree(tmp_path / "out" / trial)
+    shutil.copytree(tmp_path / "other" / trial, tmp_path / "out" / trial)
+    answer = Answer.load(tmp_path / "out")
+    assert not answer.complete
+    assert answer["dpn"].n == 1
+    assert "trained on other images. Remove it and run the same command again" in answer.failed[0]
+
+
+def test_folds_of_images_that_change_while_they_are_listed_are_refused(images, tmp_path, monkeypatch):
+    load = TrialRunner.dataset
+
+    def change_between(runner, cell, seed=0):
+        if seed == 1:
+            changed(images)
+        return load(runner, cell, seed)
+
+    monkeypatch.setattr(TrialRunner, "dataset", change_between)
+    with pytest.raises(UserError, match="The images changed while they were read"):
+        study(images, folds=2).run(tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out" / "study.json").exists()
+    monkeypatch.undo()
+    assert study(images, folds=2).run(tmp_path / "out", **OPTIONS).complete
+
+
+def test_a_study_from_before_the_images_of_all_settings_were_recorded_goes_on(images, tmp_path):
+    first = study(images).run(tmp_path / "out", **OPTIONS)
+    path = tmp_path / "out" / "study.json"
+    facts = json.loads(path.read_text())
+    assert list(facts["data"].pop("fingerprints").values()) == [facts["settings"]["images"]]
+    path.write_text(json.dumps(facts))
+    assert np.isfinite(study(images).run(tmp_path / "out", **OPTIONS)["dpn"].effect)
+    assert repr(Answer.load(tmp_path / "out").effects) == repr(first.effects)
+    changed(images)
+    settings = Settings.from_dict(facts["settings"])
+    with pytest.raises(UserError, match="1 changed"):
+        TrialRunner(StudyFolder(tmp_path / "out"), settings.measure).dataset(settings.cell(BASE))
+
+
+def swapped(images):
+    first, second = images / "train/cat/1.png", images / "train/dog/1.png"
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+
+
+def unseen(images):
+    """Another content of the same size, under the same time."""
+    path = images / "train/dog/2.png"
+    before, content = path.stat(), path.read_bytes()
+    Image.new("RGB", (8, 8), (1, 2, 3)).save(path)
+    path.write_bytes(path.read_bytes().ljust(len(content), b"\0"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+CHANGES = [added, removed, changed, relabeled, swapped, unseen]
+POINTS = {
+    "before the first step": ("vitmods.study.trial.train_trial", 1),
+    "between two trials": ("vitmods.study.trial.train_trial", 2),
+    "before the last trial": ("vitmods.study.trial.train_trial", 4),
+    "between training and evaluation": ("vitmods.study.trial.TrialRunner._evaluate", 1),
+    "between two evaluations": ("vitmods.study.trial.TrialRunner._evaluate", 2),
+    "after the listing": ("vitmods.study.run.write_facts", 1),
+    "before the answer": ("vitmods.study.run.read_answer", 1),
+    "before the third trial": ("vitmods.study.trial.TrialRunner.train", 3),
+}
+MOMENTS = [
+    pytest.param(*moment, marks=() if number % 19 == 0 else pytest.mark.long)
+    for number, moment in enumerate(
+        (change, point, anew) for anew in (False, True) for change in CHANGES for point in POINTS
+    )
+]
+
+
+def at_a_moment(monkeypatch, place, number, change):
+    """Call change before the number-th call of a function."""
+    owner, name = place.rsplit(".", 1)
+    owner, calls = pkgutil.resolve_name(owner), []
+    call = getattr(owner, name)
+
+    def counted(*args, **options):
+        calls.append(name)
+        if len(calls) == number:
+            change()
+        return call(*args, **options)
+
+    monkeypatch.setattr(owner, name, counted)
+
+
+def scores_of(folder):
+    """What the table is made from: the metrics of each trial's training, and of its evaluation."""
+    files = [*folder.glob("trials/*/*/result.json"), *folder.glob("trials/*/*/test.json")]
+    contents = {str(path.relative_to(folder)): json.loads(path.read_text()) for path in files}
+    return {
+        name: content["metrics"] if "metrics" in content else content["protocols"]["calibration"]["metrics"]
+        for name, content in contents.items()
+        if content.get("status", "finished") == "finished" and (content.get("metrics") or content.get("protocols"))
+    }
+
+
+@pytest.fixture(scope="module")
+def one_version(tmp_path_factory, draw_images):
+    """The trials of a study whose images stay."""
+    images = draw_images(tmp_path_factory.mktemp("stay") / "pets", ["train"], count=30)
+    study(images, metric="ece").run(images.parent / "out", **OPTIONS)
+    return images, scores_of(images.parent / "out")
+
+
+@pytest.mark.parametrize(("change", "point", "anew"), MOMENTS)
+def test_whenever_the_images_change_a_table_is_of_one_version(one_version, tmp_path, monkeypatch, change, point, anew):
+    """anew: each trial lists the images for itself from then on, as worker processes do."""
+    source, expected = one_version
+    images = shutil.copytree(source, tmp_path / "pets")
+    done, load, out = [], TrialRunner.dataset, tmp_path / "out"
+
+    def act():
+        change(images)
+        done.append(change)
+
+    def list_anew(runner, *place):
+        if anew and done:
+            runner._datasets.clear()
+        return load(runner, *place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrialRunner, "dataset", list_anew)
+        at_a_moment(patched, *POINTS[point], act)
+        said = []
+        try:
+            answer = study(images, metric="ece").run(out, **OPTIONS)
+            said = answer.failed
+            assert answer.complete or said
+        except UserError as error:
+            said = [str(error)]
+    assert all("other images" in text for text in said)
+    assert done
+    assert scores_of(out).items() <= expected.items()
+    with pytest.raises(UserError, match="other images"):
+        study(images, metric="ece").run(out, **OPTIONS)
+    assert scores_of(out).items() <= expected.items()
+
 
 COMMAND = ["train", "--base", "mu2/2", "--recipe", "plain", "--epochs", "4", "--batch-size", "32"]
 COMMAND += ["--limit-train", "128", "--device", "cpu", "--checkpoint-minutes", "0.01"]

@@ -202,7 +202,7 @@ FEW = "--data digits --limit-train 128 --limit-val 60 --seeds 1 --device cpu --c
 FEW += " --checkpoint-minutes 0.002"
 STAGES = {
     "dino": "--task dino --base mu2/2 --arms dpn --epochs 4 --batch-size 32 --prototypes 64 --teacher-temp 0.06",
-    "beit": "--task beit --base mu2/2 --arms relpos(shared=true) --epochs 6 --codes 16",
+    "beit": "--task beit --base mu2/2 --arms relpos(shared=true) --epochs 4 --codes 16",
 }
 
 
