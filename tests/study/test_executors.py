@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -287,34 +286,6 @@ def test_an_idle_core_is_used_beside_the_last_trial(pool, workers, steps):
     pool(workers=workers).run(queue)
     assert queue.outcomes == {TRIALS[0]: None}
     assert min(queue.steps, 3) == steps
-
-
-def copy_of(worker, code=b""):
-    """A copy that is this process, and where its code is written."""
-    read, write = os.pipe()
-    os.write(write, b"%d\n%b" % (worker.pid, code))
-    return Copy(None, None, os.fdopen(read, "rb", buffering=0)), write
-
-
-def test_threads_that_wait_for_a_copy_all_get_its_code():
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as worker:
-        copy, write = copy_of(worker)
-        with ThreadPoolExecutor(8) as threads:
-            codes = [threads.submit(copy.wait) for _ in range(8)]
-            copy.terminate()
-            os.write(write, b"-15\n")
-            os.close(write)
-            assert [code.result(60) for code in codes] == [-15] * 8
-    copy.terminate()  # it has ended: nothing is signalled
-
-
-def test_a_copy_that_ended_at_once_has_its_code():
-    with subprocess.Popen(["true"]) as worker:
-        pass
-    copy, write = copy_of(worker, b"3\n")
-    os.close(write)
-    copy.terminate()
-    assert copy.wait(0) == 3
 
 
 @fresh_and_copies
