@@ -267,21 +267,6 @@ def test_what_a_job_asks_of_each_node(monkeypatch, tmp_path, cluster, options, e
     assert tuple(map(asked.get, ("nodes", "tasks_per_node", "gpus_per_node", "mem_gb"))) == expected
 
 
-def test_the_tasks_of_a_job_meet_on_its_first_node(monkeypatch, tmp_path) -> None:
-    pytest.importorskip("submitit")
-    task = {"PROCID": 3, "LOCALID": 1, "NODEID": 1, "NTASKS": 4, "JOB_NUM_NODES": 2, "JOB_ID": 7}
-    for name, value in {**task, "JOB_NODELIST": "node[03-04]"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", str(value))
-    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
-    seats, worker = [], SimpleNamespace(send=lambda work: None, answer=lambda: (None, False))
-    monkeypatch.setattr(LocalProcesses, "start", lambda self, index, seat: seats.append(seat) or worker)
-    SlurmJob(LocalProcesses(StudyFolder(tmp_path), 1, 1, team=4), 0, {})()
-    (seat,) = seats
-    assert seat.pop("MASTER_PORT").isdecimal()
-    sizes = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
-    assert seat == {"MASTER_ADDR": "node03", "RANK": "3", "LOCAL_RANK": "1", **sizes}
-
-
 @pytest.mark.slow
 def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     pytest.importorskip("submitit")
