@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import vitmods as vm
-from vitmods.cli import main
 from vitmods.recipes import plain
 from vitmods.study import Replace, Study, parse_edits
 from vitmods.study.arms import Arm, arm_from_text
@@ -196,18 +195,16 @@ def test_a_trial_whose_function_is_gone_says_so(finished, tmp_path):
         open_trial(folder)
 
 
-def test_the_shell_compares_and_evaluates(hf_folder, tmp_path, capsys):
-    options = ["--base", hf_folder, "--epochs", "1", "--limit-train", "128", "--device", "cpu", "--quiet"]
-    arms = ["--arms", "two=replace(norm(kind=instance),where=mlp)", "--seeds", "1"]
-    how = ["--workers", "1", "--cost-seconds", "0", "--out", str(tmp_path / "study")]
-    assert main(["compare", *options, *arms, *how]) == 0
-    assert "two" in capsys.readouterr().out
+def test_the_shell_compares_and_evaluates(hf_folder, tmp_path, said):
+    options = f"--base {hf_folder} --epochs 1 --limit-train 128 --device cpu --quiet"
+    arms = "--arms two=replace(norm(kind=instance),where=mlp) --seeds 1 --workers 1 --cost-seconds 0"
+    assert "two" in said(f"compare {options} {arms} --out {tmp_path}/study").out
     trial = tmp_path / "study/trials/two/seed0"
-    assert main(["evaluate", str(trial), "--protocol", "top1", "--device", "cpu"]) == 0
+    said(f"evaluate {trial} --protocol top1 --device cpu")
     (evaluation,) = evaluate(trial, ["top1", "knn"], device="cpu")
     assert evaluation["metrics"]["top1"] == json.loads((trial / "result.json").read_text())["metrics"]["top1"]
     assert evaluation["metrics"]["knn"] > 0
-    assert main(["train", *options, "--arm", "replace(rms)", "--out", str(tmp_path / "one")]) == 0
+    said(f"train {options} --arm replace(rms) --out {tmp_path}/one")
 
 
 def test_trained_weights_are_loaded_when_asked_for(hf_folder):

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 import vitmods as vm
-from vitmods.cli import main
 from vitmods.model.flops import count_macs
 from vitmods.stats.sequential import INTERIM_LEVEL
 from vitmods.study import Answer, Study, choice
@@ -280,28 +279,25 @@ def test_what_fits_nothing_is_said_with_the_arithmetic(monkeypatch, photos, tmp_
     assert new in str(given).replace("\n", " ")
 
 
-def test_a_real_budget_trains_a_study_that_is_resumed_as_it_is_stored(monkeypatch, photos, tmp_path, capsys):
+def test_a_real_budget_trains_a_study_that_is_resumed_as_it_is_stored(monkeypatch, photos, tmp_path, said, refused):
     """The second run, on a machine of another speed, chooses nothing; and one without a budget continues it too."""
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: None)  # which a long budget tries
     monkeypatch.chdir(tmp_path)
-    size, limits = ["--img-size", "16"], ["--limit-train", "64", "--batch-size", "8", "--steps", "3", "--seeds", "2"]
-    machine = ["--device", "cpu", "--workers", "1", "--cost-seconds", "0"]
-    command = ["compare", "--data", str(Path(photos).absolute()), "--arms", "rms", *limits, *machine]
-    assert main([*command, *size, "--budget", "100h"]) == 0
-    text = capsys.readouterr().err
+    limits = "--limit-train 64 --batch-size 8 --steps 3 --seeds 2 --device cpu --workers 1 --cost-seconds 0"
+    command = f"compare --data {photos} --arms rms {limits}"
+    text = said(f"{command} --img-size 16 --budget 100h").err
     assert ": Ti/4 at 16 px, 3 steps, 2 seeds. Recipe small_data with " in text
     assert "64 training images at 16 px are few. Set --base, --recipe and --seeds to choose otherwise." in text
     (folder,) = Path("runs").iterdir()
     stored = json.loads((folder / "study.json").read_text())
     assert stored["command"].endswith(f" --out {folder}"), "without the budget it would name another folder"
-    command += ["--out", str(folder)]
+    command += f" --out {folder}"
     Clock(monkeypatch, {})  # a KeyError for every model that is timed
-    for budget in (["--budget", "100h"], []):
-        assert main([*command, *size, *budget]) == 0
+    for budget in ("--budget 100h", ""):
+        said(f"{command} --img-size 16 {budget}")
         again = json.loads((folder / "study.json").read_text())
         assert again["settings"] == stored["settings"]
-    assert main([*command, "--img-size", "32"]) == 2
-    assert "img_size" in capsys.readouterr().err
+    assert "img_size" in refused(f"{command} --img-size 32")
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ import vitmods as vm
 from vitmods.adapters.apply import apply
 from vitmods.bench import Ratio, finish, interleave, peak_bytes, seconds_per_call
 from vitmods.changes import parse_changes
-from vitmods.cli import main
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import vit
 from vitmods.recipes import Recipe, plain
@@ -225,18 +224,15 @@ def test_earlier_studies_beside_the_folder_tell_the_spread(pilot):
     assert (longer.spread.source, other.spread) == ("usual for 538 test images; --pilot measures it", None)
 
 
-def test_a_dry_run_says_at_once_what_it_does_and_names_every_arm(tmp_path, capsys):
-    few = ["--base", "mu/4", "--arms", "dpn", "--epochs", "1", "--limit-train", "128", "--device", "cpu"]
-    assert main(["compare", *few, "--dry-run", "--budget", "8trials", "--out", str(tmp_path / "a")]) == 0
-    printed = capsys.readouterr()
+def test_a_dry_run_says_at_once_what_it_does_and_names_every_arm(tmp_path, said):
+    few = "--base mu/4 --epochs 1 --limit-train 128 --device cpu --dry-run"
+    printed = said(f"compare {few} --arms dpn --budget 8trials --out {tmp_path}/a")
     lines = printed.err.splitlines()
     assert lines[0] == "Comparing dpn with base (mu/4) on digits, 5 seeds each."
     assert lines[1] == f"Results: {tmp_path / 'a'}. Nothing is trained: a few steps of each arm are timed."
     assert [line.split(":")[0].split()[-1] for line in lines if " of 2  " in line] == ["base", "dpn"]
     assert "8 trials to run" in printed.out
-    few[few.index("--arms")] = "--arm"
-    assert main(["train", *few, "--dry-run"]) == 0
-    printed = capsys.readouterr().out
+    printed = said(f"train {few} --arm dpn").out
     assert printed.startswith("dpn: ")
     assert "the trial about" in printed
     assert not (tmp_path / "a").exists()

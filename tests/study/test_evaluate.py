@@ -129,16 +129,15 @@ def test_what_is_wrong_is_reported_before_work(seeds, settings, message, monkeyp
         evaluate(seeds / "seed0", device="cpu", **settings)
 
 
-def test_a_temperature_calibrates_what_is_evaluated_and_what_is_exported(seeds, found, tmp_path, capsys):
+def test_a_temperature_calibrates_what_is_evaluated_and_what_is_exported(seeds, found, tmp_path, said):
     scaled = evaluate(seeds / "seed0", ["calibration", "top1"], device="cpu", options=ON_VAL)[0]
     t = scaled["protocols"]["calibration"]["temperature"]
     assert abs(t - 1) > 0.01, "an epoch leaves it uncertain"
     assert scaled["metrics"]["nll"] < found["metrics"]["nll"]
     assert scaled["metrics"]["top1"] == found["metrics"]["top1"]
     out = tmp_path / "model.safetensors"
-    line = ["export", str(seeds / "seed0"), "--to", "safetensors", "--temperature", "val", "--out", str(out)]
-    assert main(line) == 0
-    assert f"The logits are divided by {t:.3g}, fitted on val." in capsys.readouterr().out
+    told = said(f"export {seeds}/seed0 --to safetensors --temperature val --out {out}").out
+    assert f"The logits are divided by {t:.3g}, fitted on val." in told
     images = torch.randn(3, 1, 8, 8)
     before, after = Checkpoint.open(str(seeds / "seed0")).vit, load(out)
     torch.testing.assert_close(after.eval()(images), before.eval()(images) / t, rtol=1e-4, atol=1e-5)
@@ -180,18 +179,15 @@ def test_a_confusion_matrix_of_any_size(classes, tmp_path):
     assert not draw_evaluation({"protocols": {"confusion": {"images": 5, "most_confused": []}}}, tmp_path)
 
 
-def test_the_shell_draws_beside_the_json(seeds, tmp_path, capsys):
-    arguments = ["evaluate", str(seeds / "seed0"), "--protocol", "top1", "fewshot", "--shots", "2", "--device", "cpu"]
-    assert main([*arguments, "--out", str(tmp_path / "a" / "e.json")]) == 0
-    written = {path.name for path in (tmp_path / "a").iterdir()}
-    assert written == {"e.json", "e-fewshot.svg", "e-fewshot.pdf", "e-fewshot.png"}
-    printed, written = json.loads(capsys.readouterr().out), json.loads((tmp_path / "a" / "e.json").read_text())
-    assert printed == {name: value for name, value in written.items() if name != "protocols"}
-    assert main([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == written
-    assert main([*arguments, "--figures", str(tmp_path / "b")]) == 0
-    assert {path.name for path in (tmp_path / "b").iterdir()} == {"fewshot.svg", "fewshot.pdf", "fewshot.png"}
-    several = ["evaluate", *map(str, [seeds, seeds / "seed1"]), "--protocol", "confusion", "--device", "cpu"]
-    assert main([*several, "--figures", str(tmp_path / "c")]) == 0
+def test_the_shell_draws_beside_the_json(seeds, tmp_path, said):
+    line = f"evaluate {seeds}/seed0 --protocol top1 fewshot --shots 2 --device cpu"
+    printed, written = json.loads(said(f"{line} --out {tmp_path}/a/e.json").out), tmp_path / "a/e.json"
+    figures = {"fewshot.svg", "fewshot.pdf", "fewshot.png"}
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"e.json", *(f"e-{name}" for name in figures)}
+    whole = json.loads(written.read_text())
+    assert printed == {name: value for name, value in whole.items() if name != "protocols"}
+    assert json.loads(said(f"{line} --json --figures {tmp_path}/b").out) == whole
+    assert {path.name for path in (tmp_path / "b").iterdir()} == figures
+    said(f"evaluate {seeds} {seeds}/seed1 --protocol confusion --device cpu --figures {tmp_path}/c")
     names = {path.stem for path in (tmp_path / "c").iterdir()}
     assert names == {"base-seed0-confusion", "base-seed1-1-confusion", "base-seed1-2-confusion"}
