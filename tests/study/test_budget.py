@@ -431,9 +431,10 @@ def test_weights_on_this_machine_are_offered_to_few_photographs(monkeypatch, pla
 def test_a_training_that_is_too_short_is_reported_before_it_begins(planned):
     settings = replace(planned.settings, seeds=tuple(range(5)))
     arms = tuple(replace(arm, trials=5, trial_s=60.0) for arm in planned.arms)  # ten minutes for base and an arm
-    short = replace(planned, settings=settings, steps={"": 299}, arms=arms, parallel=1, reserve_s=0.0)
-    said = "A trial has 299 steps in this budget, .* fewer than 300: .*About 30 minutes, fewer arms"
+    short = replace(planned, settings=settings, steps={"": 100}, arms=arms, parallel=1, reserve_s=0.0)
+    said = "A trial has 100 steps in this budget, .* fewer than 300: .*About 30 minutes, fewer arms"
     assert re.match(said, choice.too_short(short))
+    assert choice.too_short(replace(short, steps={"": 299}))
     assert not choice.too_short(replace(short, steps={"": 300}))
     assert not choice.too_short(replace(short, settings=replace(settings, open=settings.open - {"epochs"})))
 
