@@ -132,23 +132,23 @@ def main(cases, root, library):
         shutil.rmtree(place)
         return json.loads(content)
 
-    of_masks = {(kind, CALLS[code]): forked(kind, code, -1)[2] for kind in KINDS for code in ("ENOSPC", "EIO")}
-    counts = {(kind, code): of_masks[kind, CALLS[code]] for kind in KINDS for code in CODES}
+    codes = {(kind, CALLS[code]): code for kind, code, _ in cases}
+    counts = {(kind, calls): forked(kind, code, -1)[2] for (kind, calls), code in codes.items()}
     outcomes, problems = Counter(), []
     for kind, code, fraction in cases:
-        outcome, problem, *_ = forked(kind, code, fraction, counts[kind, code])
+        outcome, problem, *_ = forked(kind, code, fraction, counts[kind, CALLS[code]])
         outcomes[f"{kind} {code}: {outcome}"] += 1
         if problem:
             problems.append([kind, code, fraction, problem])
             print(problems[-1], file=sys.stderr, flush=True)
-    calls = {f"{kind} {code}": count for (kind, code), count in counts.items()}
+    calls = {f"{kind} {codes[kind, calls]}": count for (kind, calls), count in counts.items()}
     print(json.dumps({"problems": problems, "outcomes": outcomes, "calls": calls}))
 
 
 def spread(count, seed=0):
-    """So many cases over all kinds and errors."""
+    """So many cases over all kinds and errors; five have each of them."""
     rng, pairs = random.Random(seed), [(kind, code) for kind in KINDS for code in CODES]
-    return [(*pairs[number % len(pairs)], rng.random()) for number in range(count)]
+    return [(*pairs[2 * number % len(pairs)], rng.random()) for number in range(count)]
 
 
 if __name__ == "__main__":

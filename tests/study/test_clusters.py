@@ -200,9 +200,9 @@ def test_a_failure_on_a_node_without_the_folder_of_the_start_says_so(tmp_path, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "count"), [(None, 2), ("1/2", 1)])
+@pytest.mark.parametrize(("devices", "count"), [pytest.param(None, 2, marks=pytest.mark.long), ("1/2", 1)])
 def test_jobs_are_the_study_in_one_process(hostile, alone, tmp_path, monkeypatch, devices, count) -> None:
-    """Two jobs, and one of both trials."""
+    """Two jobs, or one of both trials."""
     pytest.importorskip("submitit")
 
     def controller(command, **how):  # what stands for Slurm on this machine is not what is tested
