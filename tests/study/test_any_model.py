@@ -151,7 +151,7 @@ def test_costs_that_cannot_be_measured_are_a_warning_and_the_same_call_tries_aga
         (copy / name).unlink()
     with monkeypatch.context() as patch:
         patch.setattr("vitmods.study.cost.measuring", Mock(side_effect=RuntimeError("the GPU is full")))
-        with pytest.warns(UserWarning, match="costs of dtn.* could not be measured .*full"):
+        with pytest.warns(UserWarning, match="costs of dpn, dtn.* could not be measured .*full"):
             assert run(study, copy).complete
     assert (copy / "results.json").exists()
     assert not (copy / "costs.json").exists()
