@@ -323,7 +323,7 @@ def test_a_trial_of_images_that_changed_says_what_changed(tmp_path, draw_images,
     refused(f"{command} --lr 0.5")
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [9, pytest.param(500, marks=pytest.mark.long)])
 def test_a_study_with_reuse_a_resumed_one_and_a_report_survive_calls_that_fail(tmp_path, count):
     """A call of the operating system fails, whichever: one clear error or a failed trial, no rest of a file, and the
     study completes when it is run again."""
