@@ -46,12 +46,12 @@ def forbid_decoding(monkeypatch):
     monkeypatch.setattr(store_module, "decode", lambda *_: pytest.fail("nothing is left to decode"))
 
 
-@pytest.mark.parametrize("geometry", [GEOMETRY, Geometry((8, 8), 0.5, whole=True)])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("geometry", "channels"), [(GEOMETRY, 1), (Geometry((8, 8), 0.5, whole=True), 3)])
 def test_memory_and_disk_hold_the_same(root, tmp_path, geometry, channels):
-    in_memory = open_store(records(root), geometry, channels, None)
-    built = open_store(records(root), geometry, channels, tmp_path / "cache")
-    again = open_store(records(root), geometry, channels, tmp_path / "cache")
+    in_memory, built, again = (
+        open_store(records(root), geometry, channels, folder)
+        for folder in (None, tmp_path / "cache", tmp_path / "cache")
+    )
     assert same(in_memory, built)
     assert same(in_memory, again)
     assert isinstance(again.pixels, np.memmap)
@@ -104,21 +104,20 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def flip_a_bit(path):
+def flip_a_bit(path, place=None):
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[len(content) // 2 if place is None else place] ^= 1
     path.write_bytes(bytes(content))
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink, lambda path: path.write_bytes(b"")])
-@pytest.mark.parametrize("file", ["pixels.bin", "index.npz"])
-def test_a_damaged_cache_is_built_again(root, tmp_path, damage, file):
-    cache = tmp_path / "cache"
+def test_a_damaged_cache_is_built_again(root, tmp_path, damage):
     complete = open_store(records(root), GEOMETRY, 3, None)
-    open_store(records(root), GEOMETRY, 3, cache)
-    damage(next(cache.rglob(file)))
-    assert same(open_store(records(root), GEOMETRY, 3, cache), complete)
-    assert same(read_cache(next(cache.iterdir()), records(root)), complete)
+    for file in ("pixels.bin", "index.npz"):
+        open_store(records(root), GEOMETRY, 3, tmp_path / "cache")
+        damage(next((tmp_path / "cache").rglob(file)))
+        assert same(open_store(records(root), GEOMETRY, 3, tmp_path / "cache"), complete)
+        assert same(read_cache(next((tmp_path / "cache").iterdir()), records(root)), complete)
 
 
 def test_a_build_that_dies_leaves_nothing(root, tmp_path, monkeypatch):
@@ -240,9 +239,7 @@ def test_originals_are_expected_to_be_as_large_as_they_are(root, tmp_path, monke
 def test_verifying_a_large_cache_reads_a_part_of_it(root, tmp_path, monkeypatch):
     store = open_store(records(root), GEOMETRY, 3, tmp_path)
     path = next(tmp_path.rglob("pixels.bin"))
-    content = bytearray(path.read_bytes())
-    content[3 * 64] ^= 1  # in the second image
-    path.write_bytes(bytes(content))
+    flip_a_bit(path, 3 * 64)  # in the second image
     assert read_cache(path.parent, records(root)) is None
     monkeypatch.setattr(store_module, "VERIFIED_BYTES", store.pixels.size // 2)
     assert read_cache(path.parent, records(root)) is not None
