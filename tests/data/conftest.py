@@ -1,10 +1,6 @@
-"""Small image folders made on the spot, and the real sets where they are at hand."""
+"""Small image folders made on the spot."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,19 +21,6 @@ def make_folder(tmp_path):
         return root
 
     return make
-
-
-@pytest.fixture(scope="session")
-def real_sets(tmp_path_factory):
-    """cifar10, clothing10 and sign_digits as folders, at most 12 images a class and split."""
-    packed = os.environ.get("VITMODS_DATA")
-    if not packed or not (Path(packed) / "unpack.py").is_file():
-        pytest.skip("VITMODS_DATA does not name the folder of real image sets")
-    out = tmp_path_factory.mktemp("real")
-    names = ("cifar10", "clothing10", "sign_digits")
-    script = [sys.executable, str(Path(packed) / "unpack.py"), *names, str(out), "--limit", "12"]
-    subprocess.run(script, check=True, capture_output=True)
-    return out
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,18 @@
 """load: everything wrong is reported at once and before training; what is left out is counted."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from torchvision.transforms import v2
 
 from vitmods import data
+from vitmods.recipes import default
 from vitmods.util.errors import UserError
 
 from .support import counts, load
@@ -159,15 +166,46 @@ def test_images_smaller_than_the_view_are_warned_of(make_folder):
     assert "enlarged" not in " ".join(load(root, img_size=10).summary()["warnings"])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"in_chans": 4}, "1 channel"),
-        ({"unreadable": "ignore"}, 'must be "stop" or "skip"'),
-        ({"img_size": 0}, "img_size must be positive"),
-        ({"val_fraction": 2.0}, "val_fraction"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"in_chans": 4}, "1 channel"),
+    ({"unreadable": "ignore"}, 'must be "stop" or "skip"'),
+    ({"img_size": 0}, "img_size must be positive"),
+    ({"val_fraction": 2.0}, "val_fraction"),
+])  # fmt: skip
 def test_settings_out_of_range(options, message):
     with pytest.raises(UserError, match=message):
         load("digits", **options)
+
+
+@pytest.fixture(scope="module")
+def real_sets(tmp_path_factory):
+    """cifar10 and clothing10 as folders, at most 12 images a class and split."""
+    packed = os.environ.get("VITMODS_DATA")
+    if not packed or not (Path(packed) / "unpack.py").is_file():
+        pytest.skip("VITMODS_DATA does not name the folder of real image sets")
+    out = tmp_path_factory.mktemp("real")
+    script = [sys.executable, str(Path(packed) / "unpack.py"), "cifar10", "clothing10", str(out), "--limit", "12"]
+    subprocess.run(script, check=True, capture_output=True)
+    return out
+
+
+@pytest.mark.parametrize(("name", "splits"), [
+    ("cifar10", {"train": 110, "val": 10, "test": 120}),
+    ("clothing10", {"train": 120, "val": 120, "test": 120}),
+])  # fmt: skip
+def test_splits_and_sizes(real_sets, name, splits):
+    checked = data.check(real_sets / name)
+    assert checked.fit
+    assert len(checked.summary["classes"]) == 10
+    assert {split: part["count"] for split, part in checked.summary["splits"].items()} == splits
+
+
+def test_224_px_evaluation_is_what_torchvision_shows(real_sets):
+    dataset = data.load(real_sets / "clothing10", img_size=160, augment=default().augment, limit_train=20)
+    pixels = torch.cat([batch.inputs for batch in dataset.eval_batches("test", 16)])
+    resize = v2.Resize(int(160 / 0.875), v2.InterpolationMode.BICUBIC, antialias=True)
+    scale = v2.ToDtype(torch.float32, scale=True)
+    transform = v2.Compose([v2.PILToTensor(), resize, v2.CenterCrop(160), scale, v2.Normalize([0.5] * 3, [0.5] * 3)])
+    for i in (0, 40, len(pixels) - 1):
+        path = real_sets / "clothing10" / dataset.splits["test"].ids[i]
+        assert torch.equal(pixels[i], transform(Image.open(path)))

@@ -108,22 +108,17 @@ def test_check_finds_a_label_that_is_not_what_was_packed(pets, tmp_path, packed_
 MANIFEST = {"format": MANIFEST_FORMAT, "name": "x", "classes": ["a"], "unreadable": []}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("train-000001.tar", None, r"train-000001\.tar cannot be read: No such file"),
-        ("train-000001.tar", "x", r"train-000001\.tar has 1 bytes, not "),
-        ("index.npz", None, r"index\.npz cannot be read: No such file"),
-        ("index.npz", 300, r"index\.npz is not what was packed"),
-        ("manifest.json", None, "run it again; shards from elsewhere are read as wds:"),
-        *(("manifest.json", text, r"manifest\.json cannot be read") for text in ("{", "[" * 100_000)),
-        ("manifest.json", {"format": "x"}, r"of the format 'x'"),
-        *(
-            ("manifest.json", {**MANIFEST, **listed}, r"manifest\.json does not list")
-            for listed in ({}, {"splits": 3}, {"splits": {"train": {"shards": [{"file": 3}]}}})
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("train-000001.tar", None, r"train-000001\.tar cannot be read: No such file"),
+    ("train-000001.tar", "x", r"train-000001\.tar has 1 bytes, not "),
+    ("index.npz", None, r"index\.npz cannot be read: No such file"),
+    ("index.npz", 300, r"index\.npz is not what was packed"),
+    ("manifest.json", None, "run it again; shards from elsewhere are read as wds:"),
+    *(("manifest.json", text, r"manifest\.json cannot be read") for text in ("{", "[" * 100_000)),
+    ("manifest.json", {"format": "x"}, r"of the format 'x'"),
+    *(("manifest.json", {**MANIFEST, **listed}, r"manifest\.json does not list")
+        for listed in ({}, {"splits": 3}, {"splits": {"train": {"shards": [{"file": 3}]}}})),
+])  # fmt: skip
 def test_incomplete_shards(pets, tmp_path, name, content, message):
     pack(pets, tmp_path / "out", shard_mb=0.02)
     path = tmp_path / "out" / name
@@ -222,14 +217,11 @@ def test_broken_members(tmp_path, members, member, reason, stream):
     assert not data.check(spec).fit
 
 
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        ("within", r"part-0\.tar: 0010\.png: the tar file is cut off within it; what follows is lost"),
-        ("header", r"part-0\.tar: after 0009\.cls: the header at byte \d+,\d+ is damaged; what follows is lost"),
-        ("between", r"part-0\.tar: after 0009\.cls: the tar file lacks the end mark"),
-    ],
-)
+@pytest.mark.parametrize(("where", "message"), [
+    ("within", r"part-0\.tar: 0010\.png: the tar file is cut off within it; what follows is lost"),
+    ("header", r"part-0\.tar: after 0009\.cls: the header at byte \d+,\d+ is damaged; what follows is lost"),
+    ("between", r"part-0\.tar: after 0009\.cls: the tar file lacks the end mark"),
+])  # fmt: skip
 def test_damaged_tar_files(tmp_path, where, message):
     path = write_tar(tmp_path / "set" / "part-0.tar", GOOD)
     with tarfile.open(path) as tar:

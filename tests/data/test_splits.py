@@ -56,17 +56,14 @@ def test_another_seed_is_another_split_and_a_class_of_one_image_stays_in_train()
     assert 4 in parts["train"]
 
 
-@pytest.mark.parametrize(
-    ("found", "val", "result", "origin"),
-    [
-        (("train",), 0.1, {"train": 80, "val": 10, "test": 10}, "made, seed 3"),
-        (("train",), 0.0, {"train": 90, "test": 10}, "made, seed 3"),
-        (("train", "test"), 0.1, {"train": 90, "val": 10, "test": 100}, "found; val made from train, seed 3"),
-        (("train", "test"), 0.0, {"train": 100, "test": 100}, "found"),
-        (("train", "val"), 0.1, {"train": 100, "val": 100}, "found"),
-        (("train", "val", "test"), 0.1, {"train": 100, "val": 100, "test": 100}, "found"),
-    ],
-)
+@pytest.mark.parametrize(("found", "val", "result", "origin"), [
+    (("train",), 0.1, {"train": 80, "val": 10, "test": 10}, "made, seed 3"),
+    (("train",), 0.0, {"train": 90, "test": 10}, "made, seed 3"),
+    (("train", "test"), 0.1, {"train": 90, "val": 10, "test": 100}, "found; val made from train, seed 3"),
+    (("train", "test"), 0.0, {"train": 100, "test": 100}, "found"),
+    (("train", "val"), 0.1, {"train": 100, "val": 100}, "found"),
+    (("train", "val", "test"), 0.1, {"train": 100, "val": 100, "test": 100}, "found"),
+])  # fmt: skip
 def test_only_what_is_lacking_is_made(found, val, result, origin):
     fields = {"val_fraction": None if "val" in found else val, "test_fraction": 0.1 if found == ("train",) else None}
     splits, words = make_splits(source(*found), SplitOptions(split_seed=3, **fields))
@@ -107,14 +104,11 @@ def test_what_is_taken_out_leaves_one_of_every_class(labels, count, seed):
         assert (taken.labels == label).sum() < labels.count(label)
 
 
-@pytest.mark.parametrize(
-    ("found", "n", "options", "expected", "origin"),
-    [
-        (("train", "test"), 1200, {"limit_val": 200}, (1000, 200, 1200), "found; val made from train, seed 0"),
-        (("train",), 1200, {"limit_val": 200, "test_fraction": 0.5}, (400, 200, 600), "made, seed 0"),
-        (("train", "val", "test"), 100, {"limit_val": 20}, (100, 20, 100), "found"),
-    ],
-)
+@pytest.mark.parametrize(("found", "n", "options", "expected", "origin"), [
+    (("train", "test"), 1200, {"limit_val": 200}, (1000, 200, 1200), "found; val made from train, seed 0"),
+    (("train",), 1200, {"limit_val": 200, "test_fraction": 0.5}, (400, 200, 600), "made, seed 0"),
+    (("train", "val", "test"), 100, {"limit_val": 20}, (100, 20, 100), "found"),
+])  # fmt: skip
 def test_val_of_a_number_of_images(found, n, options, expected, origin):
     splits, words = make_splits(source(*found, n=n), SplitOptions(**options))
     assert (counts(splits), words) == (dict(zip(("train", "val", "test"), expected)), origin)
@@ -156,27 +150,24 @@ def test_groups_that_are_taken_out_are_whole_and_evaluation_sets_are_left():
     assert (list(splits), words) == (["test"], "found")
 
 
-@pytest.mark.parametrize(
-    ("found", "option", "message"),
-    [
-        (("train", "val"), {"val_fraction": 0.0}, r"val_fraction=0 cannot apply.*\(train, val\).*Leave --val-fraction"),
-        (("train", "val"), {"val_fraction": 0.1}, "val_fraction=0.1 cannot apply"),
-        (("train", "test"), {"test_fraction": 0.2}, "test_fraction=0.2 cannot apply"),
-        (("train", "test"), {"fold": (0, 5)}, r"fold=\(0, 5\) cannot apply"),
-        (("test",), {"val_fraction": 0.1}, "val_fraction=0.1 cannot apply"),
-        (("train",), {"val_fraction": 0.1, "limit_val": 5}, "limit_val says how many"),
-        (("train",), {"test_fraction": 0.1, "fold": (0, 5)}, "number of folds says"),
-        (("train",), {"val_fraction": 0.5, "test_fraction": 0.5}, "nothing to train"),
-        (("train",), {"val_fraction": -0.1, "test_fraction": 0}, "val_f"),
-        (("train",), {"val_fraction": 0, "test_fraction": 1}, "test_f"),
-        (("train", "test"), {"limit_val": 0}, "limit_val must be at least 1"),
-        (("train",), {"fold": (5, 5)}, "i from 0 to k - 1"),
-        (("train",), {"fold": (0, 1)}, "k at least 2"),
-        (("train",), {"fold": (0, 5), "val_fraction": 0.8}, "nothing to train on"),
-        (("train",), {"fold": (60, 101)}, "Too few images, or groups of them, for 101 folds"),
-        (("train",), {"val_fraction": 0.1, "split_file": "split.csv"}, "the split file says"),
-    ],
-)
+@pytest.mark.parametrize(("found", "option", "message"), [
+    (("train", "val"), {"val_fraction": 0.0}, r"val_fraction=0 cannot apply.*\(train, val\).*Leave --val-fraction"),
+    (("train", "val"), {"val_fraction": 0.1}, "val_fraction=0.1 cannot apply"),
+    (("train", "test"), {"test_fraction": 0.2}, "test_fraction=0.2 cannot apply"),
+    (("train", "test"), {"fold": (0, 5)}, r"fold=\(0, 5\) cannot apply"),
+    (("test",), {"val_fraction": 0.1}, "val_fraction=0.1 cannot apply"),
+    (("train",), {"val_fraction": 0.1, "limit_val": 5}, "limit_val says how many"),
+    (("train",), {"test_fraction": 0.1, "fold": (0, 5)}, "number of folds says"),
+    (("train",), {"val_fraction": 0.5, "test_fraction": 0.5}, "nothing to train"),
+    (("train",), {"val_fraction": -0.1, "test_fraction": 0}, "val_f"),
+    (("train",), {"val_fraction": 0, "test_fraction": 1}, "test_f"),
+    (("train", "test"), {"limit_val": 0}, "limit_val must be at least 1"),
+    (("train",), {"fold": (5, 5)}, "i from 0 to k - 1"),
+    (("train",), {"fold": (0, 1)}, "k at least 2"),
+    (("train",), {"fold": (0, 5), "val_fraction": 0.8}, "nothing to train on"),
+    (("train",), {"fold": (60, 101)}, "Too few images, or groups of them, for 101 folds"),
+    (("train",), {"val_fraction": 0.1, "split_file": "split.csv"}, "the split file says"),
+])  # fmt: skip
 def test_what_cannot_apply_is_refused(found, option, message):
     with pytest.raises(UserError, match=message):
         make_splits(source(*found), SplitOptions(**option))

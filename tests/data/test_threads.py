@@ -64,13 +64,10 @@ def test_a_thread_takes_and_prepares_items_ahead_in_their_order():
     assert [number for number, _ in taken] == list(range(6))
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda items, make: ahead(items, make),
-        *(lambda items, make, workers=workers: in_order(make, items, workers) for workers in (0, 2)),
-    ],
-)
+@pytest.mark.parametrize("read", [
+    lambda items, make: ahead(items, make),
+    *(lambda items, make, workers=workers: in_order(make, items, workers) for workers in (0, 2)),
+])  # fmt: skip
 def test_errors_reach_the_consumer(read):
     def make(n):
         if n == 3:

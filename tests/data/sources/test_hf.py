@@ -180,13 +180,10 @@ def test_lists_of_classes_are_labels(saved):
         assert load(saved(rows, classes[0] + "2"), target="labels").num_classes == 2
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "words"),
-    [
-        ("label", 0.5, r'The column "label" of .* has the type .*float64.*cast_column\("label", datasets.ClassLabel'),
-        ("image", "a.png", r'The column "image" of .* has the type .*string.*cast it with cast_column\("image"'),
-    ],
-)
+@pytest.mark.parametrize(("column", "value", "words"), [
+    ("label", 0.5, r'The column "label" of .* has the type .*float64.*cast_column\("label", datasets.ClassLabel'),
+    ("image", "a.png", r'The column "image" of .* has the type .*string.*cast it with cast_column\("image"'),
+])  # fmt: skip
 def test_types_that_cannot_be_used_are_named(saved, column, value, words):
     rows = table(4).remove_columns(column).add_column(column, [value] * 4)
     with pytest.raises(UserError, match=words):

@@ -37,15 +37,12 @@ def pets(root):
         write_files(root / "oxford-iiit-pet", {**files, f"annotations/{split}.txt": rows})
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "expected", "classes"),
-    [
-        ("MNIST", mnist, {"train": 40, "test": 12}, 10),
-        ("EuroSAT", lambda root: eurosat(root, 10), {"train": 20}, 2),
-        ("OxfordIIITPet", pets, {"train": 20, "test": 20}, 2),
-        ("CLEVRClassification", lambda root: clevr(root, 16, 16), {"train": 16, "val": 16}, 11),
-    ],
-)
+@pytest.mark.parametrize(("name", "make", "expected", "classes"), [
+    ("MNIST", mnist, {"train": 40, "test": 12}, 10),
+    ("EuroSAT", lambda root: eurosat(root, 10), {"train": 20}, 2),
+    ("OxfordIIITPet", pets, {"train": 20, "test": 20}, 2),
+    ("CLEVRClassification", lambda root: clevr(root, 16, 16), {"train": 16, "val": 16}, 11),
+])  # fmt: skip
 def test_splits_labels_and_images_are_torchvisions(tmp_path, name, make, expected, classes):
     make(tmp_path)
     source = open_source(f"torchvision:{name}?root={tmp_path}")

@@ -174,15 +174,12 @@ def test_lists_are_followed_exactly(lists):
     assert dataset.name == "VTAB-1k KITTI-Dist"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("val200.txt", "images/a.jpg 4\n", "Line 1 of .*val200.txt is not an image's path and a class from 0 to 3"),
-        ("test.txt", "images/a.jpg 0\nimages/b.jpg\n", "Line 2 of .*test.txt"),
-        ("test.txt", "\n", "test.txt is empty"),
-        ("test.txt", None, "kitti lacks test.txt"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("val200.txt", "images/a.jpg 4\n", "Line 1 of .*val200.txt is not an image's path and a class from 0 to 3"),
+    ("test.txt", "images/a.jpg 0\nimages/b.jpg\n", "Line 2 of .*test.txt"),
+    ("test.txt", "\n", "test.txt is empty"),
+    ("test.txt", None, "kitti lacks test.txt"),
+])  # fmt: skip
 def test_lists_that_are_broken(lists, name, content, message):
     path = lists / "vtab-1k" / "kitti" / name
     path.write_text(content) if content is not None else path.unlink()
