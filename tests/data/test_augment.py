@@ -102,14 +102,6 @@ def test_big_visions_view_is_resize_small_by_area_and_a_central_crop(resized, si
     assert torch.equal(actual, full[:, top : top + size, left : left + size])
 
 
-def test_originals_are_kept_where_they_are_not_to_be_shrunk():
-    image = images(1, 3, 300, 400)[0]
-    kept = Geometry((224, 224), 0.875, whole=True, resample="big_vision", shrink=False)
-    assert kept.store(image).shape == (3, 300, 400)
-    assert Geometry((224, 224), 0.875, whole=True).store(image).shape == (3, 256, 341)
-    assert kept.view(torch.from_numpy(image)[None]).shape == (1, 3, 224, 224)
-
-
 @settings(deadline=None, max_examples=60)
 @given(*[st.integers(1, 60)] * 4, st.sampled_from([1.0, 0.875, 0.5]), st.booleans(), st.booleans())
 def test_views_have_the_size_and_stores_are_never_larger_than_needed(
@@ -220,15 +212,6 @@ def test_targets_keep_their_mass_and_inputs_are_left_alone(n, alphas, seed, numb
     if n == 1:
         torch.testing.assert_close(mixed, images)
         torch.testing.assert_close(targets, torch.nn.functional.one_hot(labels, 5).float())
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.3, 1.0])
-def test_blend_is_torchvisions_mixup(kept):
-    images, labels = batch()
-    reference = v2.MixUp(num_classes=5)
-    params = {"labels": labels, "batch_size": 6, "lam": kept}
-    torch.testing.assert_close(Mixing(kept).images(images, images.roll(1, 0)), reference.transform(images, params))
-    torch.testing.assert_close(mix_targets(Mixing(kept), labels, 5), reference.transform(labels, params))
 
 
 def test_pasting_is_torchvisions_cutmix():

@@ -5,8 +5,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 from sklearn.datasets import load_digits as read_digits
 
@@ -96,7 +94,7 @@ def test_a_warning_names_examples_and_the_grouping(kind, made, tmp_path, scenes)
             save(tmp_path, {f"{test}_b{number % 3}.png": KINDS[kind](image)})
     (warning,) = near(load(tmp_path, val_fraction=None if made else 0.0))
     assert "of training images (" in warning
-    assert " ~ " in warning
+    assert warning.count(" ~ ") == 3  # and a number of the others
     assert ("or join the splits" in warning) is (not made)
     group_by = warning.partition("--group-by '")[2].partition("'")[0]
     assert warning.endswith("(48 groups).")
@@ -181,25 +179,6 @@ SIMILAR = {
 def test_similar_images_are_not_copies(kind):
     images = looks([SIMILAR[kind](seed) for seed in range(240)])
     assert len(near_copies(images[::4], np.delete(images, np.s_[::4], axis=0))[0]) <= 1
-
-
-def test_frames_of_videos_are_grouped_by_their_video(tmp_path):
-    for clip in range(16):
-        wide = scene(clip, 120)
-        frames = {f"clip{clip}_{frame:03d}.png": wide.crop((frame, 0, frame + 80, 80)) for frame in range(6)}
-        save(tmp_path / "ab"[clip % 2], frames)
-    (warning,) = near(load(tmp_path))
-    assert "(16 groups)" in warning
-    assert warning.count(" ~ ") == 3  # and a number of the others
-
-
-@settings(max_examples=6, deadline=None)
-@given(order=st.permutations(range(30)), kind=st.sampled_from(sorted(KINDS)))
-def test_the_order_of_images_is_no_matter(order, kind, scenes, scene_looks):
-    known, asked = scene_looks[:30], looks([KINDS[kind](scenes[seed]) for seed in order[:8]])
-    i, j = near_copies(asked, known[order])
-    assert (i == j).all()
-    assert len(i) == len(near_copies(asked, known)[0])
 
 
 def test_looks_of_all_sizes():

@@ -15,32 +15,25 @@ from vitmods import data
 from vitmods.recipes import default
 from vitmods.util.errors import UserError
 
-from .support import counts, load
+from .support import counts, load, write_files
 
 
-@pytest.fixture
-def spoiled(make_folder):
+def said_of(spec, **options):
+    """Warnings, a line each."""
+    return "\n".join(load(spec, **options).summary()["warnings"])
+
+
+def test_unreadable_images_stop_it_or_are_left_out_and_named(make_folder, tmp_path):
     root = make_folder({"cat": 20, "dog": 20})
-    (root / "cat" / "empty.jpg").write_bytes(b"")
-    (root / "cat" / "text.jpg").write_text("hello")
-    content = (root / "dog" / "000.png").read_bytes()
-    (root / "dog" / "cut <b>.png").write_bytes(content[: len(content) // 2])
-    return root
-
-
-def test_unreadable_images_stop_it_or_are_left_out_and_named(spoiled, tmp_path):
+    cut = (root / "dog" / "000.png").read_bytes()[:150]
+    write_files(root, {"cat/empty.jpg": b"", "cat/text.jpg": "hello", "dog/cut <b>.png": cut})
     with pytest.raises(UserError) as caught:
-        load(spoiled)
-    for words in (
-        "3 images cannot be used",
-        "cat/empty.jpg: the file is empty (0 bytes)",
-        "cat/text.jpg: not an image in a known format",
-        "dog/cut <b>.png: ",
-        'unreadable="skip"',
-    ):
+        load(root)
+    for words in ("3 images cannot be used", "cat/empty.jpg: the file is empty (0 bytes)", "dog/cut <b>.png: ",
+                  "cat/text.jpg: not an image in a known format", 'unreadable="skip"'):  # fmt: skip
         assert words in str(caught.value)
     for cache_dir in (None, tmp_path / "cache", tmp_path / "cache"):
-        dataset = load(spoiled, unreadable="skip", cache_dir=cache_dir)
+        dataset = load(root, unreadable="skip", cache_dir=cache_dir)
         summary = dataset.summary()
         assert summary["left_out"] == 3
         assert {item["path"] for item in summary["unreadable"]} == {"cat/empty.jpg", "cat/text.jpg", "dog/cut <b>.png"}
@@ -64,14 +57,13 @@ def test_a_reason_of_many_images_is_said_once_and_the_summary_has_all(make_folde
 
 
 def test_a_class_with_one_image_is_trained_on_with_a_warning(make_folder):
-    dataset = load(make_folder({"cat": 20, "dog": 20, "fox": 1}))
-    assert dataset.summary()["splits"]["train"]["per_class"]["fox"] == 1
-    assert "Classes with one training image: fox." in dataset.summary()["warnings"]
-    assert "Classes without an image in test: fox." in dataset.summary()["warnings"]
-    rare = {f"rare{number:02d}": 1 for number in range(23)}
-    warnings = " ".join(load(make_folder({"cat": 20, "dog": 20, **rare}, under="many")).summary()["warnings"])
-    assert "Classes with one training image: rare00, " in warnings
-    assert ", rare19 and 3 more." in warnings
+    root = make_folder({"cat": 20, "dog": 20, "fox": 1})
+    assert load(root).summary()["splits"]["train"]["per_class"]["fox"] == 1
+    assert "Classes with one training image: fox." in said_of(root)
+    assert "Classes without an image in test: fox." in said_of(root)
+    rare = said_of(make_folder({f"rare{number:02d}": 1 for number in range(23)}))
+    assert "Classes with one training image: fox, rare00, " in rare
+    assert ", rare18 and 4 more." in rare
 
 
 def test_the_summary_is_json_and_complete(make_folder):
@@ -95,17 +87,16 @@ def test_the_fingerprint_is_of_labels_and_content_not_of_places(make_folder, tmp
 
 
 def test_images_in_two_splits_stop_unless_that_is_allowed(make_folder):
-    make_folder({"train/a": 9, "train/b": 9})
-    root = make_folder({"test/a": 4, "test/b": 4})
+    root = make_folder({"train/a": 9, "train/b": 9})
+    make_folder({"test/a": 4, "test/b": 4})
     with pytest.raises(UserError) as caught:
         load(root)
     text = str(caught.value)
     assert "8 images of test are also in train, byte for byte (test/a/000.png = train/a/000.png, " in text
     assert "and 5 more)" in text
     assert f'write "{root}?allow=overlap" to use them as they are.' in text
-    allowed = load(f"{root}?allow=overlap").summary()
-    assert any(w.startswith("8 images of test are also in train, byte for byte") for w in allowed["warnings"])
-    assert "also in train" not in " ".join(load(make_folder({"a": 9, "b": 9}, under="other")).summary()["warnings"])
+    assert said_of(f"{root}?allow=overlap").startswith("8 images of test are also in train, byte for byte")
+    assert "also in train" not in said_of(make_folder({"a": 9, "b": 9}, under="other"))
     assert [p for p in data.check(root).summary["problems"] if "8 images of test are also in train" in p]
 
 
@@ -117,12 +108,11 @@ def test_images_of_the_same_pixels_in_other_files_are_copies(make_folder):
         Image.open(root / "train" / name / "000.png").save(root / "test" / name / "copy.png", compress_level=0)
     with pytest.raises(UserError, match="2 images of test are also in train, with the same pixels in other files"):
         load(root)
-    allowed = load(f"{root}?allow=overlap").summary()["warnings"]
-    assert [w for w in allowed if "with the same pixels in other files (test/a/copy.png = train/a/000.png" in w]
+    assert "with the same pixels in other files (test/a/copy.png = train/a/000.png" in said_of(f"{root}?allow=overlap")
     made = make_folder({"a": 9, "b": 9}, under="made")
     for path in sorted(made.glob("*/*.png")):
         Image.open(path).save(path.with_name(f"{path.stem} again.png"), compress_level=0)
-    (warning,) = (w for w in load(made).summary()["warnings"] if "images of test are also in train" in w)
+    (warning,) = (line for line in said_of(made).splitlines() if "images of test are also in train" in line)
     assert "group them (--group-by)" in warning
 
 
@@ -131,50 +121,43 @@ def test_what_can_be_allowed(make_folder):
     root = make_folder({"test/a": 4, "test/fox": 4}, seed=5000)
     with pytest.raises(UserError, match=r"Classes in test without any training image: fox\..*allow=missing"):
         load(root)
-    allowed = load(f"{root}?allow=missing")
-    assert "Classes in test without any training image: fox." in allowed.summary()["warnings"]
-    assert allowed.num_classes == 3
+    assert "Classes in test without any training image: fox." in said_of(f"{root}?allow=missing")
+    assert load(f"{root}?allow=missing").num_classes == 3
     root = make_folder({"a?allow=b": 9, "c": 9}, under="others")
     with pytest.raises(UserError, match=r'unknown value "overlaps" of allow\. Did you mean'):
         load(f"{root}?allow=overlaps")
     both = load(f"{root}?allow=overlap,missing").summary()
-    assert both["classes"] == ["a?allow=b", "c"]
-    assert both["spec"] == f"{root}?allow=overlap,missing"
+    assert (both["classes"], both["spec"]) == (["a?allow=b", "c"], f"{root}?allow=overlap,missing")
 
 
 def test_eval_and_val_split(make_folder):
-    three = load(make_folder({"a": 20, "b": 20}))
-    assert (three.eval_split, three.val_split) == ("test", "val")
-    for split, seed in (("train", 0), ("valid", 5000)):
-        root = make_folder({f"{split}/a": 4, f"{split}/b": 4}, under="found", seed=seed)
-    two = load(root)
+    root = make_folder({"a": 20, "b": 20})
+    three, no_val = load(root), load(root, val_fraction=0.0)
+    assert (three.eval_split, three.val_split, no_val.eval_split, no_val.val_split) == ("test", "val", "test", "test")
+    assert counts(load(root, limit_train=12)) == {"train": 12, "val": 4, "test": 8}
+    make_folder({"train/a": 4, "train/b": 4}, under="found")
+    two = load(make_folder({"valid/a": 4, "valid/b": 4}, under="found", seed=5000))
     assert (two.eval_split, two.val_split) == ("val", "val")
     assert "Without a test split results are of the val split." in two.summary()["warnings"]
-    assert counts(load(make_folder({"a": 20, "b": 20}), limit_train=12)) == {"train": 12, "val": 4, "test": 8}
-    no_val = load(make_folder({"a": 20, "b": 20}), val_fraction=0.0)
-    assert (no_val.eval_split, no_val.val_split) == ("test", "test")
 
 
 def test_images_smaller_than_the_view_are_warned_of(make_folder):
     root = make_folder({"train/a": 9, "train/b": 9})
     make_folder({"train/c": 7}, size=(40, 10))
     make_folder({"val/a": 2, "val/b": 2}, seed=500)
-    warnings = load(root, img_size=12).summary()["warnings"]
-    assert "Images smaller than 12 x 12, which are enlarged: 7 of 25 in train." in warnings
-    warnings = load(root, img_size=(13, 12)).summary()["warnings"]
-    assert "Images smaller than 13 x 12, which are enlarged: 25 of 25 in train, 4 of 4 in val." in warnings
-    assert "enlarged" not in " ".join(load(root, img_size=10).summary()["warnings"])
+    enlarged = "Images smaller than {} x 12, which are enlarged: {}."
+    assert enlarged.format(12, "7 of 25 in train") in said_of(root, img_size=12)
+    assert enlarged.format(13, "25 of 25 in train, 4 of 4 in val") in said_of(root, img_size=(13, 12))
+    assert "enlarged" not in said_of(root, img_size=10)
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"in_chans": 4}, "1 channel"),
-    ({"unreadable": "ignore"}, 'must be "stop" or "skip"'),
-    ({"img_size": 0}, "img_size must be positive"),
-    ({"val_fraction": 2.0}, "val_fraction"),
-])  # fmt: skip
-def test_settings_out_of_range(options, message):
-    with pytest.raises(UserError, match=message):
-        load("digits", **options)
+def test_settings_out_of_range():
+    for options, message in (
+        ({"in_chans": 4}, "1 channel"), ({"unreadable": "ignore"}, 'must be "stop" or "skip"'),
+        ({"img_size": 0}, "img_size must be positive"), ({"val_fraction": 2.0}, "val_fraction"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            load("digits", **options)
 
 
 @pytest.fixture(scope="module")

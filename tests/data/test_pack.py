@@ -14,7 +14,7 @@ from vitmods.data.pack import alone_in, pack
 from vitmods.util import files
 from vitmods.util.errors import UserError
 
-from .support import write_files
+from .support import images_of_shard, write_files
 
 SHARD_MB = 0.02  # about ten small images
 
@@ -43,7 +43,7 @@ def content(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_members_are_webdatasets_and_the_bytes_of_the_files(pets, tmp_path, packed_images):
+def test_members_are_webdatasets_and_the_bytes_of_the_files(pets, tmp_path):
     packed = pack(pets, tmp_path / "out", shard_mb=SHARD_MB)
     assert packed.manifest["classes"] == ["cat", "dog.x"]
     seen = {}
@@ -56,7 +56,7 @@ def test_members_are_webdatasets_and_the_bytes_of_the_files(pets, tmp_path, pack
             assert shard["sha256"] == sha256(path.read_bytes()).hexdigest()
             with tarfile.open(path) as tar:
                 members = [(m.name, tar.extractfile(m).read()) for m in tar]
-            images = packed_images(tmp_path / "out", path.name)
+            images = images_of_shard(tmp_path / "out", path.name)
             assert len(members) == 2 * len(images)
             assert number > 2 or split == "test" or len({image[1] for image in images}) == 2, "shards mix the classes"
             for image, (name, raw), (label_name, label) in zip(images, members[::2], members[1::2], strict=True):

@@ -266,13 +266,6 @@ def test_each_operation_is_tensorflows(name):
             assert np.array_equal(gray, actual[:, :1])
 
 
-def test_gray_images_and_images_of_one_value():
-    gray, flat = samples(1)[:1], samples()[2:]
-    assert np.array_equal(change(gray, "Color", 15, draw), gray)
-    for name in ("AutoContrast", "Equalize"):
-        assert np.array_equal(change(flat, name, 5, draw), flat)
-
-
 def test_cutout_may_lie_across_an_edge_and_anywhere():
     def at(row, column):
         drawn = {Stream.CUTOUT_TOP: row, Stream.CUTOUT_LEFT: column}

@@ -18,12 +18,16 @@ def gradient(height=10, width=14):
     return Image.fromarray(np.stack([rows * 20, columns * 15, rows * 0 + 90], -1).astype(np.uint8))
 
 
-def test_palette_and_float_images():
+def test_palette_float_half_transparent_and_cmyk_images():
     palette = Image.new("P", (4, 3), 1)
     palette.putpalette([0, 0, 0, 200, 100, 50])
     assert decode(encoded(palette, "PNG"), 3)[:, 0, 0].tolist() == [200, 100, 50]
     image = Image.fromarray(np.array([[0.0, 0.5, 1.0]], dtype=np.float32))
     assert decode(encoded(image, "TIFF"), 1)[0].tolist() == [[0, 128, 255]]
+    image = Image.new("RGBA", (2, 2), (0, 0, 0, 128))
+    assert decode(encoded(image, "PNG"), 3)[0, 0, 0] == 127
+    pixels = decode(encoded(Image.new("RGB", (16, 16), (220, 40, 30)).convert("CMYK"), "JPEG", quality=95), 3)
+    np.testing.assert_allclose(pixels[:, 8, 8], [220, 40, 30], atol=6)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -38,13 +42,6 @@ def test_transparent_parts_are_shown_on_white(mode):
     pixels = decode(encoded(image.convert(mode), "PNG", **options), 3)
     assert pixels[:, 2, 1].tolist() == [255, 255, 255]
     assert pixels[:, 0, 0].max() < 40
-
-
-def test_half_transparent_is_half_white_and_cmyk_has_its_colors():
-    image = Image.new("RGBA", (2, 2), (0, 0, 0, 128))
-    assert decode(encoded(image, "PNG"), 3)[0, 0, 0] == 127
-    pixels = decode(encoded(Image.new("RGB", (16, 16), (220, 40, 30)).convert("CMYK"), "JPEG", quality=95), 3)
-    np.testing.assert_allclose(pixels[:, 8, 8], [220, 40, 30], atol=6)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])

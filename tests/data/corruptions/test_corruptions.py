@@ -172,7 +172,7 @@ def test_equals_the_plain_form(textures, name, size):
         pytest.skip("gray frost and a scale of 0.3 have tests of their own, gray images do not saturate")
     one, form = drawn(*sides)[:channels], getattr(plain, name)
     images = torch.from_numpy(np.stack([one, one[::-1, ::-1].copy()]))
-    for severity in SEVERITIES:
+    for severity in SEVERITIES if max(sides) < 100 else (1, 4):
         numbers, kept = strength(name, severity, min(sides)), []
         actual = corruption(name, textures)(images, record(Draws(range(7, 9)), kept), *numbers)
         if name == "frost":
@@ -288,17 +288,16 @@ def test_frost_says_which_files_go_where_and_which_is_broken(tmp_path, textures,
         corrupt(IMAGE, "frost", 1, seed=0, index=np.arange(1), textures=tmp_path)
 
 
-@pytest.mark.parametrize("side", [32, 224])
-def test_frost_with_the_published_textures(side):
+def test_frost_with_the_published_textures():
     """At different places of five textures; it brightens, turns blue, and does more harm at every severity."""
     folder = Path(os.environ.get("VITMODS_DATA") or "none") / "frost_textures"
     if not folder.is_dir():
         pytest.skip("VITMODS_DATA does not name a folder with frost_textures")
-    clean = photographs(side).repeat(6, 1, 1, 1)
-    arguments = {"seed": 0, "index": np.arange(12), "textures": folder}
+    clean = photographs(64).repeat(12, 1, 1, 1)
+    arguments = {"seed": 0, "index": np.arange(24), "textures": folder}
     done = torch.stack([corrupt(clean, "frost", severity, **arguments) for severity in SEVERITIES]).double()
     errors = (done - clean).square().mean((1, 2, 3, 4)).tolist()
     assert errors == sorted(errors)
     means = done[4].mean((0, 2, 3)) - clean.double().mean((0, 2, 3))
     assert 20 < means[0] < means[2]
-    assert len({round(float(p.mean()), 4) for p in done[4]}) == 12
+    assert len({round(float(p.mean()), 4) for p in done[4]}) == 24

@@ -5,7 +5,7 @@ import gzip
 import io
 import json
 import pkgutil
-import tarfile
+from functools import cache
 
 import numpy as np
 import pytest
@@ -43,16 +43,17 @@ def in_folders(root, train=TRAIN_FILES, val=VAL_FILES, flat=False):
     write_files(root / "val", val if flat else names)
 
 
-def write_devkit(root, classes):
-    """ILSVRC2012_devkit_t12.tar.gz, which says that validation image i is of class classes[i - 1]; its own numbers
-    count the classes backwards, and it lists groups of classes too."""
+@cache
+def devkit(classes):
+    """name -> content: which says that validation image i is of class classes[i - 1]; its own numbers count the classes
+    backwards, and it lists groups of classes too."""
     fields = [("ILSVRC2012_ID", "f8"), ("WNID", "O"), ("words", "O"), ("gloss", "O"), ("num_children", "f8")]
     rows = [(1000 - i, wnid, f"name of {i}", "what it is", 0) for i, wnid in enumerate(wnids())]
     meta = io.BytesIO()
     scipy.io.savemat(meta, {"synsets": np.array([*rows, (1001, "n00001740", "entity", "anything", 3)], dtype=fields)})
     truth = "".join(f"{1000 - c}\n" for c in classes).encode()
     files = {"meta.mat": meta.getvalue(), "ILSVRC2012_validation_ground_truth.txt": truth}
-    write_tar(root / f"{DEVKIT}.tar.gz", {f"{DEVKIT}/data/{name}": raw for name, raw in files.items()}, "w:gz")
+    return {f"{DEVKIT}/data/{name}": raw for name, raw in files.items()}
 
 
 def content(source):
@@ -114,12 +115,10 @@ def test_flat_val_with_any_list(tmp_path, form):
     inner, files, options = LISTS[form]
     in_folders(tmp_path / inner, flat=True)
     write_files(tmp_path, files)
-    if "devkit" in form:
-        write_devkit(tmp_path, VAL)
+    if form == "devkit":
+        write_tar(tmp_path / f"{DEVKIT}.tar.gz", devkit(VAL), "w:gz")
     if form == "devkit unpacked":
-        with tarfile.open(tmp_path / f"{DEVKIT}.tar.gz") as archive:
-            archive.extractall(tmp_path, filter="data")
-        (tmp_path / f"{DEVKIT}.tar.gz").unlink()
+        write_files(tmp_path, devkit(VAL))
     assert content(open_source(f"imagenet:{tmp_path}{options.format(root=tmp_path)}")) == EXPECTED
 
 
@@ -127,7 +126,7 @@ def test_the_devkit_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
     import torch
     from torchvision.datasets import imagenet as theirs
 
-    write_devkit(tmp_path, [5, 999, 0, 321])
+    write_tar(tmp_path / f"{DEVKIT}.tar.gz", devkit((5, 999, 0, 321)), "w:gz")
     monkeypatch.setattr(theirs, "_verify_archive", lambda *arguments: None)
     theirs.parse_devkit_archive(tmp_path)
     _, val_wnids = torch.load(tmp_path / "meta.bin", weights_only=True)
@@ -144,7 +143,7 @@ def archives(tmp_path):
         inner[f"{wnid}.tar"] = write_tar(tmp_path / "inner.tar", of_class).read_bytes()
     write_tar(root / "ILSVRC2012_img_train.tar", inner)
     write_tar(root / "ILSVRC2012_img_val.tar", dict(reversed(VAL_FILES.items())))
-    write_devkit(root, VAL)
+    write_tar(root / f"{DEVKIT}.tar.gz", devkit(VAL), "w:gz")
     return root
 
 

@@ -218,6 +218,7 @@ ORDINARY = {
     "years": ("{1990s,2000s}/{0-2}.png", "1990s 2000s: train 6"),
     "splits": ("{train,val,test}/{cat,dog}/{0-2}.png", "cat dog: test 6, train 6, val 6"),
     "splits, other words": ("{Training,Validation}/{cat,dog}/{0-2}.png", "cat dog: train 6, val 6"),
+    "splits, still other words": ("{training,dev,Testing}/{cat,dog}/{0-2}.png", "cat dog: test 6, train 6, val 6"),
     "splits with numbered classes": ("{train,test}/c{0-2}/{0-2}.png", "c0 c1 c2: test 9, train 9"),
     "a test split that lacks a class": ("train/{cat,dog,fox}/{0-2}.png test/{cat,dog}/{0-2}.png",
         "cat dog fox: test 6, train 9"),
@@ -272,7 +273,12 @@ def test_layouts(tmp_path, name):
             open_source(root)
         printed = re.findall(r'--data "(.*?)"|Give (\S+?)\. ', str(stopped.value))
         assert f"{root}{how}" in ["".join(pair) for pair in printed]
-    assert found(open_source(f"{root}{how}")) == meant
+    source = open_source(f"{root}{how}")
+    assert found(source) == meant
+    for part in source.splits.values():
+        of_folders = set(source.classes) <= {word for name in part.ids for word in name.split("/")}
+        pairs = zip(part.ids, part.labels.tolist(), strict=True) if of_folders else ()
+        assert all(source.classes[label] in name.split("/") for name, label in pairs)
 
 
 CALLED_AS_A_SPLIT = {
