@@ -132,7 +132,6 @@ NAMES = {
     "first/{n}.jpg second/{n}.jpg": True,
     "{h}1.jpg {h}2.jpg": False,
     "IMG_{i}1.jpg IMG_{i}2.jpg": False,
-    "shoot_{h}1.jpg shoot_{h}2.jpg": False,  # one group for everything
 }
 
 
@@ -147,6 +146,11 @@ def test_groupings_are_learned_from_names(names):
     found = grouping_of_copies(pairs, [name for copies in sources for name in copies], 2)
     assert (found is not None and found[1] == 24) == NAMES[names]
     assert found is None or NAMES[names]
+
+
+def test_a_group_for_everything_is_not_proposed():
+    ids = [f"a/shoot_{i}.png" for i in range(40)]
+    assert grouping_of_copies([(ids[0], ids[1])], ids, 2) is None
 
 
 def page(seed):

@@ -26,8 +26,9 @@ def test_palette_float_half_transparent_and_cmyk_images():
     assert decode(encoded(image, "TIFF"), 1)[0].tolist() == [[0, 128, 255]]
     image = Image.new("RGBA", (2, 2), (0, 0, 0, 128))
     assert decode(encoded(image, "PNG"), 3)[0, 0, 0] == 127
-    pixels = decode(encoded(Image.new("RGB", (16, 16), (220, 40, 30)).convert("CMYK"), "JPEG", quality=95), 3)
-    np.testing.assert_allclose(pixels[:, 8, 8], [220, 40, 30], atol=6)
+    cmyk = encoded(Image.new("RGB", (16, 12), (220, 40, 30)).convert("CMYK"), "JPEG", quality=95)
+    np.testing.assert_allclose(decode(cmyk, 3)[:, 8, 8], [220, 40, 30], atol=6)
+    assert shown_size(cmyk) == (12, 16)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])

@@ -21,11 +21,6 @@ def test_a_draw_for_one_sample_is_the_draw_in_any_batch(seed, epoch, sample):
     assert uniform(seed, Stream.FLIP, epoch, batch)[1] == uniform(seed, Stream.FLIP, epoch, sample)
 
 
-@given(seeds, st.integers(0, 1000), st.integers(0, 300))
-def test_order_is_a_permutation(seed, epoch, n):
-    assert sorted(permutation(seed, epoch, n).tolist()) == list(range(n))
-
-
 def test_draws_do_not_change_between_versions():
     """A changed number would silently change every trial that is resumed or compared with an older one."""
     assert int(bits(0, Stream.FLIP, 0, 0)) == 0xD2207D237D6092FE
