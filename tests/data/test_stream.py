@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitmods import data
-from vitmods.data import ImageDataset, dataset, loading, store
+from vitmods.data import ImageDataset, dataset, loading
 from vitmods.data.dataset import LazyStore
 from vitmods.data.geometry import Geometry
 from vitmods.data.pack import pack
@@ -167,16 +167,6 @@ def test_large_sets_are_streamed_unasked(root, monkeypatch):
     assert is_streamed(load(root / "shards"))
     assert is_streamed(load(root / "pets"))
     assert not is_streamed(load(f"{root / 'shards'}?stream=0"))
-
-
-def test_a_folder_is_looked_through_once(root, own_cache, monkeypatch):
-    monkeypatch.setattr(store, "FEW", 0)
-    first = load(f"{root / 'pets'}?stream=1").summary()
-    for path in own_cache.rglob("index.npz"):
-        path.write_bytes(path.read_bytes()[:-20])
-    assert load(f"{root / 'pets'}?stream=1").summary() == first
-    monkeypatch.setattr(store, "decode", None)
-    assert load(f"{root / 'pets'}?stream=1").summary() == first
 
 
 def test_unreadable_images_of_a_streamed_folder(make_folder):

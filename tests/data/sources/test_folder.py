@@ -17,21 +17,24 @@ from vitmods.util.errors import UserError
 from ..support import counts, load, noise, write_files
 
 
-def test_class_folders(make_folder):
+def test_class_folders_whose_records_have_stamps_and_can_be_taken(make_folder):
     root = make_folder({"cat/indoor/old": 2, "cat/outdoor": 1, "dog": 1})
     source = folder(root)
     assert (source.name, source.classes, set(source.splits)) == ("pets", ("cat", "dog"), {"train"})
-    assert source.splits["train"].ids == tuple(sorted(p.relative_to(root).as_posix() for p in root.rglob("*.png")))
-    assert source.splits["train"].labels.tolist() == [0, 0, 0, 1]
+    records = source.splits["train"]
+    assert records.ids == tuple(sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png")))
+    assert records.labels.tolist() == [0, 0, 0, 1]
+    (root / records.ids[0]).write_bytes(b"other")
+    before, after = records.stamps, folder(root).splits["train"].stamps
+    assert (before[0] == after[0], before[1:] == after[1:]) == (False, True)
+    taken = records.take(np.array([2, 0]))
+    assert (taken.ids, taken.keys.tolist()) == ((records.ids[2], records.ids[0]), [2, 0])
     assert folder(make_folder({"cat": 3}, under="one")).classes == ("cat",)
 
 
 def test_a_listed_image_takes_little_memory_and_its_folder_is_read_once(tmp_path, monkeypatch):
     """Every worker of a study lists all images: a million must not take seconds and gigabytes in each."""
-    for number in range(2000):
-        path = tmp_path / f"class{number % 2}" / f"{number:06d}.png"
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
+    write_files(tmp_path, [f"class{number % 2}/{number:06d}.png" for number in range(2000)])
     read, scandir = [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: read.append(Path(path).name) or scandir(path))
     tracemalloc.start()
@@ -48,8 +51,7 @@ def test_a_listed_image_takes_little_memory_and_its_folder_is_read_once(tmp_path
 
 def test_what_is_not_used_is_reported(make_folder):
     root = make_folder({"train/cat": 2, "train/dog": 2})
-    for name in ("loose.jpg", "cat/notes.txt", "cat/.hidden.jpg"):
-        (root / "train" / name).write_bytes(b"x")
+    write_files(root / "train", {"loose.jpg": "x", "cat/notes.txt": "x", "cat/.hidden.jpg": "x"})
     for name in ("train/empty", "masks"):
         (root / name).mkdir()
     source = folder(root)
@@ -109,17 +111,6 @@ def test_a_folder_that_may_not_be_listed(make_folder, monkeypatch):
     monkeypatch.setattr(os, "scandir", refusing)
     with pytest.raises(UserError, match=r"dog cannot be listed: Permission denied"):
         folder(root)
-
-
-def test_records_have_stamps_and_can_be_taken(make_folder):
-    root = make_folder({"cat": 3})
-    before = folder(root).splits["train"].stamps
-    (root / "cat" / "000.png").write_bytes(b"other")
-    after = folder(root).splits["train"].stamps
-    assert (before[0] == after[0], before[1:] == after[1:]) == (False, True)
-    records = folder(root).splits["train"].take(np.array([2, 0]))
-    assert records.ids == ("cat/002.png", "cat/000.png")
-    assert records.keys.tolist() == [2, 0]
 
 
 def test_images_without_class_folders_have_no_class(make_folder):

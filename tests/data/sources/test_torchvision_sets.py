@@ -83,18 +83,14 @@ def test_splits_labels_and_images_are_torchvisions(tmp_path, name, make, expecte
         assert np.array_equal(np.asarray(reference[i][0]), np.asarray(actual.fetch(i)))
 
 
-def test_options_go_to_the_constructor(tmp_path):
+def test_options_and_an_image_that_changes_or_goes_missing(tmp_path):
     pets(tmp_path)
-    source = open_source(f"torchvision:OxfordIIITPet?root={tmp_path}&split=test")
+    spec, changed = f"torchvision:OxfordIIITPet?root={tmp_path}", tmp_path / "oxford-iiit-pet/images/pug_1.jpg"
+    source = open_source(f"{spec}&split=test")
     assert counts(source) == {"train": 20}
     assert source.splits["train"].labels.tolist() == [0, 1] * 10
     with pytest.raises(UserError, match="does not take these options"):
-        open_source(f"torchvision:OxfordIIITPet?root={tmp_path}&color=red")
-
-
-def test_an_image_that_changed_has_another_stamp_and_one_that_went_missing_is_unreadable(tmp_path):
-    pets(tmp_path)
-    spec, changed = f"torchvision:OxfordIIITPet?root={tmp_path}", tmp_path / "oxford-iiit-pet/images/pug_1.jpg"
+        open_source(f"{spec}&color=red")
     before = open_source(spec).splits["train"].stamps
     assert open_source(spec).splits["train"].stamps == before
     noise(200, (9, 9)).save(changed)
