@@ -45,7 +45,7 @@ def all_same(a, b):
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
-@settings(deadline=None, max_examples=6)
+@settings(deadline=None, max_examples=4)
 @given(st.sampled_from(CROPS), st.integers(-5, 2**64), st.integers(0, 500), st.integers(12, 170), st.integers(0, 3))
 def test_resuming_and_workers_change_nothing(crop, seed, epoch, batch_size, workers):
     dataset = with_(digits(crop), **BUSY, repeats=1 + seed % 3)
