@@ -150,7 +150,10 @@ def test_groupings_are_learned_from_names(names):
 
 def test_a_group_for_everything_is_not_proposed():
     ids = [f"a/shoot_{i}.png" for i in range(40)]
-    assert grouping_of_copies([(ids[0], ids[1])], ids, 2) is None
+    others = [f"b/shoot{group}_{i}.png" for group in range(9) for i in range(2)]
+    for names in (ids, ids + others):
+        assert grouping_of_copies([(ids[0], ids[1])], names, 2) is None
+    assert grouping_of_copies([(others[0], others[1])], ids[:3] + others, 2)[1] == 10
 
 
 def page(seed):

@@ -85,6 +85,13 @@ def test_the_fingerprint_is_of_labels_and_content_not_of_places(make_folder, tmp
     Image.new("RGB", (12, 12)).save(moved / "a" / "000.png")
     assert load(moved).summary()["fingerprint"] != base
 
+    def of_table(last):
+        rows = [f"{name}/{i:03d}.png,{name},{'test' if i < 2 else 'train'}" for name in "ab" for i in range(8)]
+        write_files(moved, {"labels.csv": "\n".join(["file,label,split", *rows, f"a/008.png,{last},train"])})
+        return load(moved / "labels.csv", val_fraction=0).summary()["fingerprint"]
+
+    assert of_table("a") != of_table("b")
+
 
 def test_images_in_two_splits_stop_unless_that_is_allowed(make_folder):
     root = make_folder({"train/a": 9, "train/b": 9})
