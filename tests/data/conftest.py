@@ -1,12 +1,5 @@
-"""Small image folders made on the spot, and the real sets where they are at hand."""
+"""Small image folders made on the spot."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from .support import noise
@@ -27,37 +20,8 @@ def make_folder(tmp_path):
     return make
 
 
-@pytest.fixture(scope="session")
-def real_sets(tmp_path_factory):
-    """cifar10, clothing10 and sign_digits as folders, at most 12 images a class and split."""
-    packed = os.environ.get("VITMODS_DATA")
-    if not packed or not (Path(packed) / "unpack.py").is_file():
-        pytest.skip("VITMODS_DATA does not name the folder of real image sets")
-    out = tmp_path_factory.mktemp("real")
-    names = ("cifar10", "clothing10", "sign_digits")
-    script = [sys.executable, str(Path(packed) / "unpack.py"), *names, str(out), "--limit", "12"]
-    subprocess.run(script, check=True, capture_output=True)
-    return out
-
-
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     """No test touches the user's cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
     return tmp_path / "user-cache" / "vitmods"
-
-
-def images_of_shard(folder, shard):
-    """Name, label, offset and size of each image of a packed shard, in the order of the shard."""
-    splits = json.loads((folder / "manifest.json").read_text())["splits"].values()
-    number = [entry["file"] for facts in splits for entry in facts["shards"]].index(shard)
-    with np.load(folder / "index.npz") as index:
-        names, rows = index["names"].tobytes().decode().split("\0"), index["rows"]
-    columns = (rows[name].tolist() for name in ("label", "offset", "size"))
-    images = zip(names, *columns, strict=True)
-    return [image for image, in_shard in zip(images, rows["shard"] == number, strict=True) if in_shard]
-
-
-@pytest.fixture
-def packed_images():
-    return images_of_shard

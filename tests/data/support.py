@@ -1,6 +1,7 @@
 """Small images and files, and what tests ask of a set."""
 
 import io
+import json
 import tarfile
 
 import numpy as np
@@ -56,3 +57,14 @@ def by_sample(batches):
     pairs = [(int(i), image.numpy().tobytes()) for b in batches for i, image in zip(b.index, b.inputs, strict=True)]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
+
+
+def images_of_shard(folder, shard):
+    """Name, label, offset and size of each image of a packed shard, in the order of the shard."""
+    splits = json.loads((folder / "manifest.json").read_text())["splits"].values()
+    number = [entry["file"] for facts in splits for entry in facts["shards"]].index(shard)
+    with np.load(folder / "index.npz") as index:
+        names, rows = index["names"].tobytes().decode().split("\0"), index["rows"]
+    columns = (rows[name].tolist() for name in ("label", "offset", "size"))
+    images = zip(names, *columns, strict=True)
+    return [image for image, in_shard in zip(images, rows["shard"] == number, strict=True) if in_shard]

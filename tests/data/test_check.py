@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from vitmods import data
 
 
-def test_digits_are_fit():
+def test_digits_are_fit_and_what_the_test_images_resolve_is_said_before_training(make_folder, tmp_path):
     checked = data.check("digits")
     assert checked.fit
     assert checked.summary["splits"]["train"]["count"] == 1259
@@ -16,13 +16,10 @@ def test_digits_are_fit():
     assert checked.text.splitlines()[0] == "digits: 10 classes; splits made, seed 0"
     assert "all     1259  179   359" in checked.text
     assert "most common 8 x 8 (1797)" in checked.text
-
-
-def test_what_the_test_images_resolve_is_said_before_training(make_folder, tmp_path):
     assert (
         "538 test images resolve about ±2.9 points with 4 arms and 5 seeds: ±2.2 to ±3.9 in studies of small ViTs so "
         "far, in which two trainings disagree on 10 to 30 % of the images. The margin of 0.5 points needs about "
-        "18,000 test images, or more seeds." in data.check("digits").text
+        "18,000 test images, or more seeds." in checked.text
     )
     root = make_folder({"test/cat": 6, "test/dog": 6, "train/cat": 6, "train/dog": 6})
     groups = tmp_path / "groups.csv"

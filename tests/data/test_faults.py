@@ -67,27 +67,16 @@ def twelve_bits_in_sixteen(root):
         write_files(root, {f"{PETS[i % 2]}/{i}.png": encoded(values)})
 
 
-def link_to_nowhere(root):
-    folders(root)
-    (root / "cat/9.png").symlink_to(root / "nowhere.png")
-
-
 FLOATS = encoded(Image.fromarray(np.full(SIZE, 7.5, np.float32)), "TIFF")
 SAME = {f"{PETS[i % 2]}/{i}.png": png() for i in range(6)}
-ABOVE = ("download/pets/train", "download/pets/val")
 faults("class", folders, {
     "image_cut_off": ("truncated", {"extra": {"cat/0.jpg": png(0, (200, 200), "JPEG")[:2000]}}),
-    "image_empty": ("the file is empty (0 bytes)", {"extra": {"cat/0.png": b""}}),
-    "text_called_png": ("but a web page (HTML)", {"extra": {"cat/0.png": b"<html>Not found</html>"}}),
     "float_pixels_out_of_range": ("outside 0 to 1", {"extra": {"cat/0.tif": FLOATS}}),
     "one_class": ("All images have one class", one("cat", count=9)),
     "classes_of_which_one_can_be_read": ("All images have one class",
                                          one("cat", "dog", extra={f"dog/{i}.png": b"" for i in range(4)}),
                                          {"unreadable": "skip"}),
-    "images_and_masks_as_classes": ("look like images and their masks", one("images", "masks")),
-    "splits_without_class_folders": ("no class of each image, not a class", one("train", "val")),
     "loose_images": ("no class of each image, not a class", one(".")),
-    "one_level_too_high": ("is above the folders of the classes", two(splits=ABOVE, count=2)),
     "two_folders_for_a_split": ("Both val and valid", two(splits=("train", "val", "valid"), count=2)),
     "misspelled_split": ("vla holds the classes of train", two(splits=("train", "vla"))),
     "image_of_val_in_train": ("are also in train, byte for byte", two(extra={"val/cat/copy.png": "train/cat/0.png"})),
@@ -105,7 +94,6 @@ faults("class", folders, {
                                  two(names=("train", "val"), splits=PETS)),
     "thumbnails": ("which are enlarged", {"extra": {"cat/0.png": png(0, (5, 5))}}),
 })  # fmt: skip
-faults("class", link_to_nowhere, {"link_to_nowhere": ("No such file", {})})
 faults("class", twelve_bits_in_sixteen, {
     "values_of_12_bits_in_files_of_16": ("nearly black: the largest value is 16 of 255", {})
 })  # fmt: skip
@@ -328,30 +316,6 @@ faults("tokens", sequences, {
 })  # fmt: skip
 
 
-# Hugging Face
-
-
-def saved(root, **labels):
-    datasets = pytest.importorskip("datasets", reason="needs the hf extra (Hugging Face datasets)")
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
-    splits = {
-        split: datasets.Dataset.from_dict(
-            {"image": [noise(i, SIZE) for i in range(len(values))], "label": values}, features=features
-        )
-        for split, values in labels.items()
-    }
-    datasets.DatasetDict(splits).save_to_disk(root / "saved")
-    return f"hf:{root / 'saved'}"
-
-
-faults("class", saved, {
-    "hugging_face_row_without_a_label": ("images of train in hf:", {"train": [0, 1] * 4 + [-1]}),
-    "hugging_face_label_of_none": ("such as train[8] with the label -1", {"train": [0, 1] * 4 + [None]}),
-    "hugging_face_hidden_labels": ("The labels of test are not public; it was not used.",
-                                   {"train": [0, 1] * 3, "test": [-1] * 3}),
-})  # fmt: skip
-
-
 # Splits and groups
 
 
@@ -377,10 +341,7 @@ faults("class", folders, {f"split_file_{name}": (says, {}, split_file(*rows)) fo
     ("has_no_column_split", "does not have the column split", ["image,part", *listed()]),
 )})  # fmt: skip
 faults("class", folders, {
-    "groups_that_leave_images_out": ("images without a group, such as", {}, {"group_by": "(cat)"}),
     "groups_that_are_one": ("Images to evaluate on are missing", {}, {"group_by": "png"}),
-    "groups_that_are_no_expression": ("is not a valid regular expression", {}, {"group_by": "("}),
-    "groups_fewer_than_folds": ("Too few images, or groups", {}, {"group_by": "^[a-z]+", "fold": (0, 9)}),
 })  # fmt: skip
 
 

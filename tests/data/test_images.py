@@ -1,4 +1,5 @@
-"""Batches are pure functions of seed, epoch and sample, and every option of the augment does something."""
+"""Batches are pure functions of seed, epoch and sample; every option of the augment does something; and a device needs
+no more than bytes."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitmods.data.augment import inception_boxes
+from vitmods.data.batch import for_device
 from vitmods.data.geometry import resize
 from vitmods.util.errors import UserError
 
@@ -43,7 +45,7 @@ def all_same(a, b):
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=4)
 @given(st.sampled_from(CROPS), st.integers(-5, 2**64), st.integers(0, 500), st.integers(12, 170), st.integers(0, 3))
 def test_resuming_and_workers_change_nothing(crop, seed, epoch, batch_size, workers):
     dataset = with_(digits(crop), **BUSY, repeats=1 + seed % 3)
@@ -53,7 +55,7 @@ def test_resuming_and_workers_change_nothing(crop, seed, epoch, batch_size, work
     assert all_same(epoch_of(replace(dataset, workers=workers), start=start, **chosen), complete[start:])
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(st.sampled_from(CROPS), st.integers(0, 2**32), st.integers(0, 9), st.integers(7, 60))
 def test_a_samples_augmentation_does_not_depend_on_its_batch(crop, seed, epoch, batch_size):
     dataset = with_(digits(crop), flip=0.5, randaugment=(1, 9), erasing=0.5)
@@ -101,16 +103,15 @@ def test_every_option_alters_the_images_in_its_own_way():
 
 
 def test_every_crop_and_its_parameters_alter_the_images():
-    views = [epoch_of(digits(crop))[0].inputs for crop in CROPS]
     changes = ({"crop_scale": (0.5, 0.6)}, {"crop_ratio": (0.4, 0.5)})
-    cropped = [with_(digits(crop), **changed) for crop in CROPS[2:] for changed in changes]
-    views += [epoch_of(dataset)[0].inputs for dataset in cropped]
+    sets = [*map(digits, CROPS), *(with_(digits(crop), **changed) for crop in CROPS[2:] for changed in changes)]
+    views = [epoch_of(dataset)[0].inputs for dataset in sets]
     assert len({view.numpy().tobytes() for view in views}) == 8
     whole = with_(digits("random_resized"), crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0))
     assert torch.equal(epoch_of(whole)[0].inputs, views[0])
 
 
-@pytest.mark.parametrize("crop", CROPS)
+@pytest.mark.parametrize("crop", ["none", "inception"])
 def test_every_way_of_resizing_alters_the_images(crop, make_folder):
     root, views, pixels = make_folder({"a": 9, "b": 9}, size=(30, 40)), set(), set()
     for resample in ("bicubic", "bilinear", "big_vision"):
@@ -141,17 +142,14 @@ def test_big_visions_random_crops_are_cut_from_the_original(make_folder):
 def test_repeats_show_fewer_images_in_several_views():
     once, thrice = with_(digits("pad"), flip=0.5), with_(digits("pad"), flip=0.5, repeats=3)
     assert thrice.steps_per_epoch(30) == once.steps_per_epoch(30) == 5
-    batches = epoch_of(thrice, batch_size=30)
-    seen = torch.cat([batch.index for batch in batches]).tolist()
+    batches, views = epoch_of(thrice, batch_size=30), {}
     order = torch.cat([batch.index for batch in epoch_of(once, batch_size=30)]).tolist()
-    assert sorted(seen) == sorted(order[:50] * 3)
+    assert sorted(torch.cat([batch.index for batch in batches]).tolist()) == sorted(order[:50] * 3)
     for batch in batches:
         assert torch.equal(batch.targets, torch.from_numpy(thrice.splits["train"].labels[batch.index]))
         assert (batch.index != batch.index.roll(1)).all()
-    views = {i: [] for i in seen}
-    for batch in batches:
         for i, image in zip(batch.index.tolist(), batch.inputs, strict=True):
-            views[i].append(image.numpy().tobytes())
+            views.setdefault(i, []).append(image.numpy().tobytes())
     assert np.mean([len(set(copies)) for copies in views.values()]) > 2
     first = by_sample(epoch_of(once, batch_size=150))
     assert all(first[i] in copies for i, copies in views.items())
@@ -175,11 +173,11 @@ def test_a_change_is_made_to_the_view_before_it_is_normalized():
 
 
 def test_flip_mirrors_the_chosen_share():
-    plain, half = (torch.cat([b.inputs for b in epoch_of(p)]) for p in (digits(), with_(digits(), flip=0.3)))
-    flipped = (half == plain.flip(-1)).flatten(1).all(1)
-    assert ((half == plain).flatten(1).all(1) | flipped).all()
+    plain, some, every = (torch.cat([b.inputs for b in epoch_of(with_(digits(), flip=p))]) for p in (0.0, 0.3, 1.0))
+    flipped = (some == plain.flip(-1)).flatten(1).all(1)
+    assert ((some == plain).flatten(1).all(1) | flipped).all()
     assert 0.2 < flipped.float().mean() < 0.4
-    assert torch.equal(torch.cat([b.inputs for b in epoch_of(with_(digits(), flip=1.0))]), plain.flip(-1))
+    assert torch.equal(every, plain.flip(-1))
 
 
 def test_normalization_is_the_recipes_and_its_mean_over_channels_for_gray_images():
@@ -225,3 +223,70 @@ def test_samples_go_round_the_classes():
     assert [name for name, _ in samples] == [str(i % 10) for i in range(23)]
     assert all(p.shape == (8, 8, 3) and p.dtype == np.uint8 and p.flags.c_contiguous for _, p in samples)
     assert len(digits().samples(10_000)) == 150
+
+
+# Batches that reach a device as bytes become there what they would have been on the CPU
+
+CPU = torch.device("cpu")
+DEFERRED = [
+    {},
+    {"erasing": 0.8, "randaugment": (1, 5.0)},
+    {"mixup": 0.8, "erasing": 0.8},
+    {"cutmix": 1.0, "erasing": 0.8, "repeats": 2},
+    {"mixup": 0.2, "cutmix": 1.0},
+]
+
+
+@pytest.mark.parametrize("options", DEFERRED, ids=str)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_batch_of_bytes_is_the_same_to_the_bit(options, processes):
+    images = with_(digits("pad", channels=1), **options)
+    if processes > 1:
+        images = images.for_process(1, processes)
+    pairs = list(zip(epoch_of(images), epoch_of(images.as_uint8()), strict=True))
+    assert len(pairs) == 4
+    for ready, raw in pairs:
+        assert raw.inputs.dtype == torch.uint8
+        assert raw.targets.dtype == ready.targets.dtype
+        assert same(ready, raw.to(CPU))
+        # In parts, as for accumulated gradients: an image is mixed with one of another part.
+        for first, other in zip(ready.parts(5), raw.moved(CPU).parts(5), strict=True):
+            assert same(first, other.to(CPU))
+
+
+def test_evaluations_and_several_views_of_bytes_are_the_same_to_the_bit():
+    def joint(stored, targets, draw):
+        first = torch.stack([torch.from_numpy(image.copy()) for image in stored])
+        return (first, first[:, :, :4, :4].contiguous()), targets
+
+    plain = digits(channels=1)
+    views = replace(plain, joint=joint)
+    pairs = [*zip(plain.eval_batches("test", 100), plain.as_uint8().eval_batches("test", 100), strict=True)]
+    pairs += zip(epoch_of(views), epoch_of(views.as_uint8()), strict=True)
+    for ready, raw in pairs:
+        assert {tensor.dtype for tensor in (raw.inputs, *raw.views)} == {torch.uint8}
+        actual = raw.to(CPU)
+        assert same(ready, actual)
+        assert len(ready.views) == len(actual.views)
+        assert all(map(torch.equal, ready.views, actual.views))
+
+
+def test_only_a_gpu_gets_bytes():
+    dataset = digits()
+    assert for_device(dataset, CPU) is dataset
+    assert for_device(dataset, torch.device("mps")) is dataset
+    assert for_device(dataset, torch.device("cuda", 1)).uint8
+    other = object()
+    assert for_device(other, torch.device("cuda")) is other
+
+
+def test_all_tensors_of_a_batch_are_pinned(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    images = with_(digits("pad", channels=1), **DEFERRED[3]).for_process(0, 2).as_uint8()
+    batch = next(images.train_batches(seed=0, epoch=0, batch_size=24))
+    batch.pinned()
+    later = batch.deferred
+    erased = [tensor for one in (later.erased, later.before_erased) if one for tensor in (one.inside, one.noise)]
+    held = [batch.inputs, batch.targets, batch.index, later.before, later.mean, later.std, *erased]
+    assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in held}

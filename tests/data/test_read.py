@@ -18,25 +18,17 @@ def gradient(height=10, width=14):
     return Image.fromarray(np.stack([rows * 20, columns * 15, rows * 0 + 90], -1).astype(np.uint8))
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "TIFF", "GIF", "WEBP"])
-def test_lossless_formats_come_back_exactly(kind):
-    source = gradient()
-    pixels = decode(encoded(source, kind, **({"lossless": True} if kind == "WEBP" else {})), 3)
-    assert pixels.shape == (3, 10, 14)
-    np.testing.assert_array_equal(pixels, np.asarray(source).transpose(2, 0, 1))
-
-
-def test_gray_1_bit_palette_and_float_images():
-    gray = gradient().convert("L")
-    np.testing.assert_array_equal(decode(encoded(gray, "PNG"), 3), np.stack([np.asarray(gray)] * 3))
-    np.testing.assert_array_equal(decode(encoded(gradient(), "PNG"), 1)[0], np.asarray(gray))
-    black_white = Image.fromarray(np.eye(9, dtype=bool))
-    np.testing.assert_array_equal(decode(encoded(black_white, "PNG"), 1)[0], np.eye(9, dtype=np.uint8) * 255)
+def test_palette_float_half_transparent_and_cmyk_images():
     palette = Image.new("P", (4, 3), 1)
     palette.putpalette([0, 0, 0, 200, 100, 50])
     assert decode(encoded(palette, "PNG"), 3)[:, 0, 0].tolist() == [200, 100, 50]
     image = Image.fromarray(np.array([[0.0, 0.5, 1.0]], dtype=np.float32))
     assert decode(encoded(image, "TIFF"), 1)[0].tolist() == [[0, 128, 255]]
+    image = Image.new("RGBA", (2, 2), (0, 0, 0, 128))
+    assert decode(encoded(image, "PNG"), 3)[0, 0, 0] == 127
+    cmyk = encoded(Image.new("RGB", (16, 12), (220, 40, 30)).convert("CMYK"), "JPEG", quality=95)
+    np.testing.assert_allclose(decode(cmyk, 3)[:, 8, 8], [220, 40, 30], atol=6)
+    assert shown_size(cmyk) == (12, 16)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -51,13 +43,6 @@ def test_transparent_parts_are_shown_on_white(mode):
     pixels = decode(encoded(image.convert(mode), "PNG", **options), 3)
     assert pixels[:, 2, 1].tolist() == [255, 255, 255]
     assert pixels[:, 0, 0].max() < 40
-
-
-def test_half_transparent_is_half_white_and_cmyk_has_its_colors():
-    image = Image.new("RGBA", (2, 2), (0, 0, 0, 128))
-    assert decode(encoded(image, "PNG"), 3)[0, 0, 0] == 127
-    pixels = decode(encoded(Image.new("RGB", (16, 16), (220, 40, 30)).convert("CMYK"), "JPEG", quality=95), 3)
-    np.testing.assert_allclose(pixels[:, 8, 8], [220, 40, 30], atol=6)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
@@ -76,14 +61,6 @@ def test_16_bit_rgb_png_is_scaled():
     header = chunk(b"IHDR", struct.pack(">2I5B", 2, 2, 16, 2, 0, 0, 0))
     png = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     assert decode(png, 3)[:, 0].T.tolist() == [[255, 128, 0], [1, 0, 255]]
-
-
-@pytest.mark.parametrize(("orientation", "turn"), [(3, 2), (6, 3), (8, 1)])
-def test_exif_orientation_is_applied(orientation, turn):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    pixels = decode(encoded(gradient(), "PNG", exif=exif), 3)
-    np.testing.assert_array_equal(pixels, np.rot90(np.asarray(gradient()), turn).transpose(2, 0, 1))
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
@@ -105,7 +82,7 @@ REFUSED = [
     (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "not an image"),  # PIL would run Ghostscript on this
     *((encoded(Image.fromarray(values), "TIFF"), "save it with 8 or 16 bits") for values in BEYOND_16_BITS),
     *(
-        (raw[: int(len(raw) * part)], "")
+        (raw[: int(len(raw) * part)], ".")
         for raw in (encoded(noise(0, (64, 64)), kind) for kind in ("JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP"))
         for part in (0.03, 0.5, 0.97)
     ),
@@ -132,18 +109,6 @@ def test_decompression_bomb_is_refused_without_being_decoded(monkeypatch):
         pytest.raises(Unreadable, match=r"14 x 10 pixels, more than PIL\.Image\.MAX_IMAGE_PIXELS = 100"),
     ):
         decode(encoded(gradient(), "PNG"), 3)
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "RGBA", "LA", "CMYK", "I;16"])
-@pytest.mark.parametrize("orientation", [1, 6])
-def test_the_size_alone_is_that_of_the_pixels(mode, orientation):
-    image = gradient().convert("L") if mode == "I;16" else gradient().convert(mode)
-    if mode == "I;16":
-        image = Image.fromarray(np.asarray(image).astype(np.uint16) * 200)
-    exif = Image.Exif()
-    exif[274] = orientation
-    raw = encoded(image, "TIFF" if mode == "CMYK" else "PNG", exif=exif)
-    assert shown_size(raw) == decode(raw, 3).shape[1:]
 
 
 def plain_tiff(values, photometric, orientation, order):

@@ -1,5 +1,7 @@
 """Counter-based random numbers: pure, uniform, different for every counter; and the order of repeated augmentation."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,11 +19,6 @@ seeds = st.integers(-(2**63), 2**64)
 def test_a_draw_for_one_sample_is_the_draw_in_any_batch(seed, epoch, sample):
     batch = np.array([5, sample, 7])
     assert uniform(seed, Stream.FLIP, epoch, batch)[1] == uniform(seed, Stream.FLIP, epoch, sample)
-
-
-@given(seeds, st.integers(0, 1000), st.integers(0, 300))
-def test_order_is_a_permutation(seed, epoch, n):
-    assert sorted(permutation(seed, epoch, n).tolist()) == list(range(n))
 
 
 def test_draws_do_not_change_between_versions():
@@ -42,7 +39,7 @@ def test_numbers_are_uniform_and_independent_along_every_counter(vary):
             return np.concatenate([uniform(seed, stream, 0, n[:50]) for stream in Stream])
         return uniform(seed, Stream.FLIP, n, 3) if vary == "epoch" else uniform(seed, Stream.FLIP, 3, n)
 
-    rows = [draws(seed) for seed in range(60)]
+    rows = [draws(seed) for seed in range(40)]
     assert all(len(np.unique(row)) == len(row) for row in rows)
     assert stats.kstest([stats.kstest(row, "uniform").pvalue for row in rows], "uniform").pvalue > 1e-3
     assert stats.kstest([stats.pearsonr(row[:-1], row[1:]).pvalue for row in rows], "uniform").pvalue > 1e-3
@@ -58,23 +55,20 @@ def test_swapped_counters_and_odd_file_names_give_other_numbers():
     assert text_order(0, "split", ["b", "a", "b"]).tolist() in ([0, 2, 1], [1, 0, 2])
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 256, 600])
-@pytest.mark.parametrize("repeats", [1, 2, 3, 5])
-def test_an_epoch_has_n_views_in_the_order_of_timms_sampler(n, repeats):
-    sampler = RepeatAugSampler(range(n), 1, 0, shuffle=False, num_repeats=repeats)
-    reference = list(sampler)  # of which a last part of 256 is dropped
-    order = np.random.default_rng(0).permutation(n)
-    views = repeated(order, repeats)
-    assert len(views) == n
-    assert positions(views)[: len(reference)].tolist() == order[reference].tolist()
-    assert len(np.unique(views)) == n
-    assert repeats > 1 or views.tolist() == apart(order).tolist() == order.tolist()
+def test_an_epoch_has_n_views_in_the_order_of_timms_sampler():
+    for n, repeats in product((1, 2, 7, 256, 600), (1, 2, 3, 5)):
+        sampler = RepeatAugSampler(range(n), 1, 0, shuffle=False, num_repeats=repeats)
+        reference = list(sampler)  # of which a last part of 256 is dropped
+        order = np.random.default_rng(0).permutation(n)
+        views = repeated(order, repeats)
+        assert len(np.unique(views)) == len(views) == n
+        assert positions(views)[: len(reference)].tolist() == order[reference].tolist()
+        assert repeats > 1 or views.tolist() == apart(order).tolist() == order.tolist()
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-def test_no_neighbors_in_a_batch_are_copies_of_one_image(processes):
+def test_no_neighbors_in_a_batch_are_copies_of_one_image():
     views = repeated(np.arange(60), 3)[12:42]
-    for rank in range(processes):
+    for rank, processes in ((0, 1), (0, 3), (1, 3), (2, 3)):
         batch = positions(apart(views[rank::processes]))
         assert (batch != np.roll(batch, 1)).all()
     assert sorted(apart(views).tolist()) == sorted(views.tolist())

@@ -56,23 +56,25 @@ def test_another_seed_is_another_split_and_a_class_of_one_image_stays_in_train()
     assert 4 in parts["train"]
 
 
-@pytest.mark.parametrize(
-    ("found", "val", "result", "origin"),
-    [
-        (("train",), 0.1, {"train": 80, "val": 10, "test": 10}, "made, seed 3"),
-        (("train",), 0.0, {"train": 90, "test": 10}, "made, seed 3"),
-        (("train", "test"), 0.1, {"train": 90, "val": 10, "test": 100}, "found; val made from train, seed 3"),
-        (("train", "test"), 0.0, {"train": 100, "test": 100}, "found"),
-        (("train", "val"), 0.1, {"train": 100, "val": 100}, "found"),
-        (("train", "val", "test"), 0.1, {"train": 100, "val": 100, "test": 100}, "found"),
-    ],
-)
-def test_only_what_is_lacking_is_made(found, val, result, origin):
-    fields = {"val_fraction": None if "val" in found else val, "test_fraction": 0.1 if found == ("train",) else None}
-    splits, words = make_splits(source(*found), SplitOptions(split_seed=3, **fields))
-    assert counts(splits) == result
-    assert list(splits) == [name for name in ("train", "val", "test") if name in result]
-    assert words == origin
+@pytest.mark.parametrize(("found", "n", "options", "sizes", "origin"), [
+    (("train",), 100, {"val_fraction": 0.1, "test_fraction": 0.1}, (80, 10, 10), "made, seed 3"),
+    (("train",), 100, {"val_fraction": 0.0, "test_fraction": 0.1}, (90, 0, 10), "made, seed 3"),
+    (("train", "test"), 100, {"val_fraction": 0.1}, (90, 10, 100), "found; val made from train, seed 3"),
+    (("train", "test"), 100, {"val_fraction": 0.0}, (100, 0, 100), "found"),
+    (("train", "val"), 100, {}, (100, 100, 0), "found"),
+    (("train", "val", "test"), 100, {}, (100, 100, 100), "found"),
+    (("train", "test"), 1200, {"limit_val": 200}, (1000, 200, 1200), "found; val made from train, seed 3"),
+    (("train",), 1200, {"limit_val": 200, "test_fraction": 0.5}, (400, 200, 600), "made, seed 3"),
+    (("train", "val", "test"), 100, {"limit_val": 20}, (100, 20, 100), "found"),
+    (("test",), 100, {}, (0, 0, 100), "found"),
+])  # fmt: skip
+def test_only_what_is_lacking_is_made(found, n, options, sizes, origin):
+    splits, words = make_splits(source(*found, n=n), SplitOptions(split_seed=3, **options))
+    expected = {name: size for name, size in zip(("train", "val", "test"), sizes) if size}
+    assert (list(counts(splits).items()), words) == (list(expected.items()), origin)
+    if "val" in splits:
+        assert len(set(np.bincount(splits["val"].labels))) == 1
+        assert "val" in found or not set(splits["val"].ids) & set(splits["train"].ids)
 
 
 @given(label_lists, st.integers(1, 130), st.integers(0, 50))
@@ -107,21 +109,6 @@ def test_what_is_taken_out_leaves_one_of_every_class(labels, count, seed):
         assert (taken.labels == label).sum() < labels.count(label)
 
 
-@pytest.mark.parametrize(
-    ("found", "n", "options", "expected", "origin"),
-    [
-        (("train", "test"), 1200, {"limit_val": 200}, (1000, 200, 1200), "found; val made from train, seed 0"),
-        (("train",), 1200, {"limit_val": 200, "test_fraction": 0.5}, (400, 200, 600), "made, seed 0"),
-        (("train", "val", "test"), 100, {"limit_val": 20}, (100, 20, 100), "found"),
-    ],
-)
-def test_val_of_a_number_of_images(found, n, options, expected, origin):
-    splits, words = make_splits(source(*found, n=n), SplitOptions(**options))
-    assert (counts(splits), words) == (dict(zip(("train", "val", "test"), expected)), origin)
-    assert len(set(np.bincount(splits["val"].labels))) == 1
-    assert "val" in found or not set(splits["val"].ids) & set(splits["train"].ids)
-
-
 def grouped(sizes, label=0):
     return [label] * sum(sizes), [str(g) for g, size in enumerate(sizes) for _ in range(size)]
 
@@ -146,54 +133,44 @@ def test_groups_of_one_are_no_groups(labels, seed, val, test):
     assert {name: part.tolist() for name, part in actual.items()} == {n: p.tolist() for n, p in reference.items()}
 
 
-def test_groups_that_are_taken_out_are_whole_and_evaluation_sets_are_left():
+def test_groups_that_are_taken_out_are_whole():
     labels, groups = grouped([3] * 30)
     remaining, taken = take_out(records(labels), 20, 0, groups)
     assert (len(remaining), len(taken)) == (72, 18)
     number = {name: groups[i] for i, name in enumerate(records(labels).ids)}
     assert not {number[name] for name in remaining.ids} & {number[name] for name in taken.ids}
-    splits, words = make_splits(source("test"))
-    assert (list(splits), words) == (["test"], "found")
 
 
-@pytest.mark.parametrize(
-    ("found", "option", "message"),
-    [
-        (("train", "val"), {"val_fraction": 0.0}, r"val_fraction=0 cannot apply.*\(train, val\).*Leave --val-fraction"),
-        (("train", "val"), {"val_fraction": 0.1}, "val_fraction=0.1 cannot apply"),
-        (("train", "test"), {"test_fraction": 0.2}, "test_fraction=0.2 cannot apply"),
-        (("train", "test"), {"fold": (0, 5)}, r"fold=\(0, 5\) cannot apply"),
-        (("test",), {"val_fraction": 0.1}, "val_fraction=0.1 cannot apply"),
-        (("train",), {"val_fraction": 0.1, "limit_val": 5}, "limit_val says how many"),
-        (("train",), {"test_fraction": 0.1, "fold": (0, 5)}, "number of folds says"),
-        (("train",), {"val_fraction": 0.5, "test_fraction": 0.5}, "nothing to train"),
-        (("train",), {"val_fraction": -0.1, "test_fraction": 0}, "val_f"),
-        (("train",), {"val_fraction": 0, "test_fraction": 1}, "test_f"),
-        (("train", "test"), {"limit_val": 0}, "limit_val must be at least 1"),
-        (("train",), {"fold": (5, 5)}, "i from 0 to k - 1"),
-        (("train",), {"fold": (0, 1)}, "k at least 2"),
-        (("train",), {"fold": (0, 5), "val_fraction": 0.8}, "nothing to train on"),
-        (("train",), {"fold": (60, 101)}, "Too few images, or groups of them, for 101 folds"),
-        (("train",), {"val_fraction": 0.1, "split_file": "split.csv"}, "the split file says"),
-    ],
-)
+@pytest.mark.parametrize(("found", "option", "message"), [
+    (("train", "val"), {"val_fraction": 0.0}, r"val_fraction=0 cannot apply.*\(train, val\).*Leave --val-fraction"),
+    (("train", "val"), {"val_fraction": 0.1}, "val_fraction=0.1 cannot apply"),
+    (("train", "test"), {"test_fraction": 0.2}, "test_fraction=0.2 cannot apply"),
+    (("train", "test"), {"fold": (0, 5)}, r"fold=\(0, 5\) cannot apply"),
+    (("test",), {"val_fraction": 0.1}, "val_fraction=0.1 cannot apply"),
+    (("train",), {"val_fraction": 0.1, "limit_val": 5}, "limit_val says how many"),
+    (("train",), {"test_fraction": 0.1, "fold": (0, 5)}, "number of folds says"),
+    (("train",), {"val_fraction": 0.5, "test_fraction": 0.5}, "nothing to train"),
+    (("train",), {"val_fraction": -0.1, "test_fraction": 0}, "val_f"),
+    (("train",), {"val_fraction": 0, "test_fraction": 1}, "test_f"),
+    (("train", "test"), {"limit_val": 0}, "limit_val must be at least 1"),
+    (("train",), {"fold": (5, 5)}, "i from 0 to k - 1"),
+    (("train",), {"fold": (0, 1)}, "k at least 2"),
+    (("train",), {"fold": (0, 5), "val_fraction": 0.8}, "nothing to train on"),
+    (("train",), {"fold": (60, 101)}, "Too few images, or groups of them, for 101 folds"),
+    (("train",), {"val_fraction": 0.1, "split_file": "split.csv"}, "the split file says"),
+])  # fmt: skip
 def test_what_cannot_apply_is_refused(found, option, message):
     with pytest.raises(UserError, match=message):
         make_splits(source(*found), SplitOptions(**option))
 
 
-def in_groups(seed, n, classes, groups):
-    """Classes and groups of n images, drawn; groups may have images of several classes."""
-    draw = np.random.default_rng(seed)
-    return draw.integers(0, classes, n).tolist(), [f"g{g}" for g in draw.integers(0, groups, n)]
-
-
 @given(st.integers(0, 10_000), st.integers(40, 80), st.integers(1, 4), st.integers(20, 100), st.integers(2, 4))
 def test_folds_are_a_partition_that_keeps_groups(seed, n, classes, groups, count):
-    labels, keys = in_groups(seed, n, classes, groups)
+    """Groups may have images of several classes."""
+    draw = np.random.default_rng(seed)
+    labels, keys = draw.integers(0, classes, n).tolist(), [f"g{g}" for g in draw.integers(0, groups, n)]
     table, backwards = records(labels), list(range(n))[::-1]
-    turned = records(labels, backwards)
-    tests = []
+    turned, tests = records(labels, backwards), []
     for i in range(count):
         parts = cut(table, seed, {"test": 1 / count, "val": 0.1}, keys, (i, count))
         assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(n))
@@ -227,13 +204,12 @@ GIVEN = {  # of digits: split seed, fractions, limits -> what each split holds
 }
 
 
-@pytest.mark.parametrize("options", GIVEN)
-def test_splits_never_change(options):
+def test_splits_never_change():
     """Results that are kept are of these splits."""
-    seed, val, test, limit_train = options
-    fields = {"split_seed": seed, "val_fraction": val, "test_fraction": test, "limit_train": limit_train}
-    splits, _ = make_splits(open_source("digits"), SplitOptions(**fields))
-    assert {name: sha256(repr(part.ids).encode()).hexdigest()[:12] for name, part in splits.items()} == GIVEN[options]
+    for (seed, val, test, limit_train), expected in GIVEN.items():
+        fields = {"split_seed": seed, "val_fraction": val, "test_fraction": test, "limit_train": limit_train}
+        splits, _ = make_splits(open_source("digits"), SplitOptions(**fields))
+        assert {name: sha256(repr(part.ids).encode()).hexdigest()[:12] for name, part in splits.items()} == expected
 
 
 def counts(splits):
@@ -244,28 +220,26 @@ def contents(dataset):
     return {name: (split.ids, split.labels.tolist(), split.groups) for name, split in dataset.splits.items()}
 
 
-@pytest.fixture
-def written(make_folder, tmp_path):
-    """The folder, its split.csv, and the set that it was written of."""
-    root = make_folder({"cat": 40, "=dog": 40})
+def test_a_set_splits_again_as_it_did_and_no_cell_is_a_formula(make_folder, tmp_path):
+    root, path = make_folder({"cat": 40, "=dog": 40}), tmp_path / "split.csv"
     Image.new("RGB", (12, 12)).save(root / "cat" / ' a, "b"\n.png')
     dataset = load(root, split_seed=5, val_fraction=0.3, group_by=r"/(\s?.{2})")
-    write_split(tmp_path / "split.csv", dataset)
-    return root, tmp_path / "split.csv", dataset
-
-
-def test_a_set_splits_again_as_it_did_and_no_cell_is_a_formula(written):
-    root, path, dataset = written
+    write_split(path, dataset)
     again = load(root, split_file=path)
     assert contents(again) == contents(dataset)
     assert again.summary()["fingerprint"] == dataset.summary()["fingerprint"]
     assert again.summary()["split_origin"] == "from split.csv"
     assert data.check(root, split_file=path).summary["splits"] == dataset.summary()["splits"]
     assert len(load(root, split_file=path, limit_train=7).train) == 7
-    with open(written[1], newline="") as file:
+    with open(path, newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["image", "split", "label", "group"]
     assert not [text for row in rows for text in row if text.startswith("=")]
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith("cat/00")))
+    fewer = load(root, split_file=path)
+    assert sum(map(len, fewer.splits.values())) == sum(map(len, dataset.splits.values())) - 10
+    assert f"10 images that {path} does not name were left out." in fewer.summary()["warnings"]
 
 
 def test_a_file_takes_the_place_of_own_splits(make_folder, tmp_path):
@@ -289,14 +263,4 @@ def test_labels_of_several_classes_are_kept(make_folder, tmp_path):
     write_split(path, found)
     again = load(root, target="labels", split_file=path)
     assert [split.label_sets for split in again.splits.values()] == [s.label_sets for s in found.splits.values()]
-    with open(path) as file:
-        assert {"a;b"} == {row["label"] for row in csv.DictReader(file) if "+" in row["image"]}
-
-
-def test_images_that_are_not_named_are_counted(written):
-    root, path, dataset = written
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if not line.startswith("cat/00")))
-    again = load(root, split_file=path)
-    assert sum(map(len, again.splits.values())) == sum(map(len, dataset.splits.values())) - 10
-    assert f"10 images that {path} does not name were left out." in again.summary()["warnings"]
+    assert "test/a+b/000.png,test,a;b," in path.read_text()

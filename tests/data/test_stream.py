@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitmods import data
-from vitmods.data import ImageDataset, dataset, loading, store
+from vitmods.data import ImageDataset, dataset, loading
 from vitmods.data.dataset import LazyStore
 from vitmods.data.geometry import Geometry
 from vitmods.data.pack import pack
@@ -25,7 +25,6 @@ from . import support
 from .support import by_sample
 
 BUSY = Augment(crop="random_resized", flip=0.5, randaugment=(2, 9), erasing=0.5)
-CROPS = ("none", "pad", "random_resized")
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +50,10 @@ def indices(batches):
     return [batch.index.tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("crop", CROPS)
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("which", ["pets", "shards"])
-def test_streamed_images_are_those_of_a_set_that_is_kept(root, crop, channels, which):
+@pytest.mark.parametrize(("which", "crop", "channels"), [
+    ("pets", "none", 1), ("pets", "random_resized", 3), ("shards", "pad", 3), ("shards", "random_resized", 1),
+])  # fmt: skip
+def test_streamed_images_are_those_of_a_set_that_is_kept(root, which, crop, channels):
     augment = dataclasses.replace(BUSY, crop=crop)
     kept = load(root / "pets", augment=augment, in_chans=channels)
     streamed = load(f"{root / which}?stream=1", augment=augment, in_chans=channels)
@@ -72,7 +71,7 @@ def test_streamed_images_are_those_of_a_set_that_is_kept(root, crop, channels, w
 counts = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(counts, st.integers(1, 200), st.integers(-3, 2**64), st.integers(0, 9), st.randoms(use_true_random=False))
 def test_an_order_visits_all_once_near_to_their_shards(sizes, buffer, seed, epoch, random):
     shards, keys = np.repeat(np.arange(len(sizes)), sizes), np.arange(sum(sizes))
@@ -106,7 +105,7 @@ def test_orders_differ_by_seed_and_epoch_and_shards_keep_it(root):
         uneven.views(0, 0)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(st.data())
 def test_processes_workers_and_resuming_never_repeat_or_drop(root, data):
     dataset = numbers_set(data.draw(counts), data.draw(st.integers(1, 100)))
@@ -170,16 +169,6 @@ def test_large_sets_are_streamed_unasked(root, monkeypatch):
     assert not is_streamed(load(f"{root / 'shards'}?stream=0"))
 
 
-def test_a_folder_is_looked_through_once(root, own_cache, monkeypatch):
-    monkeypatch.setattr(store, "FEW", 0)
-    first = load(f"{root / 'pets'}?stream=1").summary()
-    for path in own_cache.rglob("index.npz"):
-        path.write_bytes(path.read_bytes()[:-20])
-    assert load(f"{root / 'pets'}?stream=1").summary() == first
-    monkeypatch.setattr(store, "decode", None)
-    assert load(f"{root / 'pets'}?stream=1").summary() == first
-
-
 def test_unreadable_images_of_a_streamed_folder(make_folder):
     pets = make_folder({"cat": 9, "dog": 9})
     (pets / "cat" / "bad.png").write_bytes(b"x")
@@ -204,22 +193,15 @@ def forward(sizes, limit):
     return Forward(read, sizes, limit), opened
 
 
-@settings(deadline=None, max_examples=40)
-@given(counts, st.integers(0, 60), st.randoms(use_true_random=False))
-def test_rows_read_forwards_are_the_ones_asked_for(sizes, limit, random):
-    rows, _ = forward(sizes, limit)
-    asked = [random.randrange(sum(sizes)) for _ in range(2 * sum(sizes))]
-    assert [int(rows(row)) for row in asked] == asked
-    assert len(rows._held) <= limit
-
-
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(counts, st.integers(1, 50), st.integers(0, 99), st.integers(0, 400))
 def test_an_epoch_opens_every_shard_once(sizes, buffer, seed, start):
     order = shard_order(seed, 0, np.repeat(np.arange(len(sizes)), sizes), np.arange(sum(sizes)), buffer)
     rows, opened = forward(sizes, limit=4 * buffer)
     assert [int(rows(int(row))) for row in order] == order.tolist()
     assert len(opened) == len(set(opened))
+    assert len(rows._held) <= 4 * buffer
+    assert [int(rows(row)) for row in order[::-7].tolist()] == order[::-7].tolist()  # and backwards
     resumed, _ = forward(sizes, limit=4 * buffer)
     assert [int(resumed(int(row))) for row in order[start:]] == order[start:].tolist()
 

@@ -12,37 +12,29 @@ from vitmods.util.errors import UserError
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_items_come_in_order(workers):
-    def make(n):
-        time.sleep(0.002 * (n % 3))
-        return n * n
-
-    assert list(in_order(make, range(20), workers)) == [n * n for n in range(20)]
+    assert list(in_order(lambda n: time.sleep(0.002 * (n % 3)) or n * n, range(20), workers)) == [
+        n * n for n in range(20)
+    ]
 
 
-def test_it_stays_a_bounded_number_ahead():
-    made: list[int] = []
-    items = in_order(lambda n: made.append(n) or n, range(100), 2)
-    assert next(items) == 0
+def wait_until(condition):
     end = time.monotonic() + 60
-    while len(made) < 4:
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_it_stays_a_bounded_number_ahead_and_threads_end_with_the_consumer():
+    made, before = [], set(threading.enumerate())
+    items = in_order(lambda n: made.append(n) or n, range(100), 2)
+    assert next(items) == 0
+    wait_until(lambda: len(made) >= 4)
     time.sleep(0.05)
     assert len(made) == 4
-    items.close()
-
-
-def test_threads_end_with_the_consumer():
-    before = set(threading.enumerate())
-    items = in_order(lambda n: n, range(1000), 3)
-    next(items)
     own = set(threading.enumerate()) - before
-    assert len(own) == 3
+    assert len(own) == 2
     items.close()
-    deadline = time.monotonic() + 60
-    while any(thread.is_alive() for thread in own):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not any(thread.is_alive() for thread in own))
 
 
 def test_a_thread_takes_and_prepares_items_ahead_in_their_order():
@@ -56,21 +48,17 @@ def test_a_thread_takes_and_prepares_items_ahead_in_their_order():
             yield number
 
     results = ahead(items(), lambda number: 10 * number)
-    assert next(results) == 0
-    assert next(results) == 10
+    assert [next(results), next(results)] == [0, 10]
     assert release.wait(60)  # two more are taken while the consumer holds the second
     assert list(results) == [20, 30, 40, 50]
     assert {name for _, name in taken} != {threading.current_thread().name}
     assert [number for number, _ in taken] == list(range(6))
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda items, make: ahead(items, make),
-        *(lambda items, make, workers=workers: in_order(make, items, workers) for workers in (0, 2)),
-    ],
-)
+@pytest.mark.parametrize("read", [
+    lambda items, make: ahead(items, make),
+    *(lambda items, make, workers=workers: in_order(make, items, workers) for workers in (0, 2)),
+])  # fmt: skip
 def test_errors_reach_the_consumer(read):
     def make(n):
         if n == 3:

@@ -48,13 +48,10 @@ def draw(root, patterns):
             write_files(root, {name: content})
 
 
-def table(columns, *rows):
+def table(columns, names, *values):
+    """A line for each name by the pattern, with the values in turn."""
+    rows = [",".join(row) for row in zip(expanded(names), itertools.cycle(values))] if values else expanded(names)
     return "\n".join([columns, *rows]) + "\n"
-
-
-def rows(pattern, *values):
-    """Lines of a table: names by the pattern, and the values in turn."""
-    return [f"{name},{values[i % len(values)]}" for i, name in enumerate(expanded(pattern))]
 
 
 def found(source):
@@ -63,521 +60,246 @@ def found(source):
     return f"{classes}: " + ", ".join(f"{split} {len(part)}" for split, part in sorted(source.splits.items()))
 
 
-# name: files, tables, what is meant, and how it is said: "" if it is read as it is, or the option that must be printed
+# name: files, what is meant, how it is said ("": it is read as it is; or the option that must be printed), tables
 PUBLIC = {
-    "Cat and dog (Kaggle)": (
-        "{training_set/training_set,test_set/test_set}/{cats,dogs}/{0-2}.jpg",
-        {},
-        "cats dogs: test 6, train 6",
-        "",
-    ),
-    "Intel scenes": (
-        "{seg_train/seg_train,seg_test/seg_test}/{sea,street}/{0-2}.jpg seg_pred/seg_pred/{0-4}.jpg",
-        {},
-        "sea street: test 6, train 6",
-        "",
-    ),
-    "HAM10000": (
-        "HAM_part_1/ISIC_{0100-0109}.jpg HAM_part_2/ISIC_{0110-0119}.jpg",
-        {"HAM10000_metadata.csv": table("image_id,dx,sex", *rows("ISIC_{0100-0119}", "mel,f", "nv,m", "mel,m"))},
-        "mel nv: train 20",
+    "Cat and dog (Kaggle)": ("{training_set/training_set,test_set/test_set}/{cats,dogs}/{0-2}.jpg",
+        "cats dogs: test 6, train 6"),
+    "Intel scenes": ("{seg_train/seg_train,seg_test/seg_test}/{sea,street}/{0-2}.jpg seg_pred/seg_pred/{0-4}.jpg",
+        "sea street: test 6, train 6"),
+    "HAM10000": ("HAM_part_1/ISIC_{0100-0109}.jpg HAM_part_2/ISIC_{0110-0119}.jpg", "mel nv: train 20",
         "?labels=HAM10000_metadata.csv&file=image_id&label=dx",
-    ),
-    "Horse or human": (
-        "{horse-or-human,validation-horse-or-human}/{horses,humans}/{0-2}.png",
-        {},
-        "horses humans: train 6, val 6",
-        "?splits=validation-horse-or-human:val,horse-or-human:train",
-    ),
-    "Rock paper scissors (Moroney)": (
-        "{rps,rps-test-set}/{rock,paper,scissors}/{0-2}.png",
-        {},
-        "paper rock scissors: test 9, train 9",
-        "?splits=rps-test-set:test,rps:train",
-    ),
+        {"HAM10000_metadata.csv": table("image_id,dx,sex", "ISIC_{0100-0119}", "mel,f", "nv,m", "mel,m")}),
+    "Horse or human": ("{horse-or-human,validation-horse-or-human}/{horses,humans}/{0-2}.png",
+        "horses humans: train 6, val 6", "?splits=validation-horse-or-human:val,horse-or-human:train"),
+    "Rock paper scissors (Moroney)": ("{rps,rps-test-set}/{rock,paper,scissors}/{0-2}.png",
+        "paper rock scissors: test 9, train 9", "?splits=rps-test-set:test,rps:train"),
     "Rock paper scissors (Kaggle)": (
         "{rock,paper,scissors}/{0-2}.png rps-cv-images/{rock,paper,scissors}/{0-2}.png={rock,paper,scissors}/{0-2}.png",
-        {},
-        "paper rock scissors: train 9",
-        "",
-    ),
-    "Flowers recognition": (
-        "{daisy,rose,tulip}/{0-2}.jpg flowers/{daisy,rose,tulip}/{0-3}.jpg",
-        {},
-        "daisy rose tulip: train 12",
-        "?splits=flowers:train",
-    ),
-    "Chest X-ray pneumonia": (
-        "{train,val,test}/{NORMAL,PNEUMONIA}/{0-2}.jpeg "
+        "paper rock scissors: train 9"),
+    "Flowers recognition": ("{daisy,rose,tulip}/{0-2}.jpg flowers/{daisy,rose,tulip}/{0-3}.jpg",
+        "daisy rose tulip: train 12", "?splits=flowers:train"),
+    "Chest X-ray pneumonia": ("{train,val,test}/{NORMAL,PNEUMONIA}/{0-2}.jpeg "
         "chest_xray/{train,val,test}/{NORMAL,PNEUMONIA}/{0-2}.jpeg={train,val,test}/{NORMAL,PNEUMONIA}/{0-2}.jpeg",
-        {},
-        "NORMAL PNEUMONIA: test 6, train 6, val 6",
-        "",
-    ),
-    "Brain MRI yes/no": (
-        "{yes,no}/{0-2}.jpg brain_tumor_dataset/{yes,no}/{0-2}.jpg={yes,no}/{0-2}.jpg",
-        {},
-        "no yes: train 6",
-        "",
-    ),
-    "Brain tumor MRI": ("{Training,Testing}/{glioma,pituitary}/{0-2}.jpg", {}, "glioma pituitary: test 6, train 6", ""),
-    "APTOS 2019": (
-        "train_images/a{0-9}.png test_images/b{0-3}.png",
-        {"train.csv": table("id_code,diagnosis", *rows("a{0-9}", "0", "2")), "test.csv": "id_code\nb0\nb1\n"},
-        "0 2: train 10",
+        "NORMAL PNEUMONIA: test 6, train 6, val 6"),
+    "Brain MRI yes/no": ("{yes,no}/{0-2}.jpg brain_tumor_dataset/{yes,no}/{0-2}.jpg={yes,no}/{0-2}.jpg",
+        "no yes: train 6"),
+    "Brain tumor MRI": ("{Training,Testing}/{glioma,pituitary}/{0-2}.jpg", "glioma pituitary: test 6, train 6"),
+    "APTOS 2019": ("train_images/a{0-9}.png test_images/b{0-3}.png", "0 2: train 10",
         "?labels=train.csv&file=id_code&label=diagnosis",
-    ),
-    "Dog breeds": (
-        "train/a{0-9}.jpg test/b{0-9}.jpg",
-        {"labels.csv": table("id,breed", *rows("a{0-9}", "boxer", "collie"))},
-        "boxer collie: train 10",
-        "",
-    ),
-    "GTSRB": (
-        "Train/{0-2}/{00-03}.png Test/{00-03}.png Meta/{0-2}.png",
-        {
-            "Train.csv": table("Path,ClassId", *[f"Train/{c}/{i:02d}.png,{c}" for c in range(3) for i in range(4)]),
-            "Test.csv": table("Path,ClassId", *rows("Test/{00-03}.png", "0", "1")),
-        },
-        "0 1 2: train 12",
-        "",
-    ),
-    "Tiny ImageNet": (
-        "train/{n01,n02}/images/{0-3}.JPEG {val,test}/images/v{0-3}.JPEG",
-        {"wnids.txt": "n01\nn02\n", "words.txt": "n01\tfish\nn02\tshark\n"},
-        "n01 n02: train 8",
-        "",
-    ),
-    "CUB-200-2011": (
-        "images/{001.Albatross,002.Auklet}/{0-3}.jpg attributes/a.txt",
-        {"images.txt": "1 001.Albatross/0.jpg\n"},
-        "001.Albatross 002.Auklet: train 8",
-        "/images",
-    ),
-    "Caltech 101": (
-        "101_ObjectCategories/{ant,barrel}/image_{0001-0004}.jpg",
-        {},
-        "ant barrel: train 8",
-        "/101_ObjectCategories",
-    ),
-    "Stanford dogs": (
-        "Images/{n02-Chihuahua,n03-Pug}/n_{0-3}.jpg Annotation/{n02-Chihuahua,n03-Pug}/n_{0-3}",
-        {},
-        "n02-Chihuahua n03-Pug: train 8",
-        "/Images",
-    ),
-    "EuroSAT": ("2750/{Forest,River}/{1-4}.jpg", {}, "Forest River: train 8", "/2750"),
-    "UC Merced": (
-        "UCMerced_LandUse/Images/{beach,forest}/{1-4}.tif readme.txt",
-        {},
-        "beach forest: train 8",
-        "/UCMerced_LandUse/Images",
-    ),
-    "PlantVillage": (
-        "{color,grayscale,segmented}/{Apple,Corn}/{0-2}.jpg",
-        {},
-        "Apple Corn: train 6",
-        "?splits=color:train",
-    ),
-    "Office-31": (
-        "{amazon,dslr,webcam}/images/{bike,mug}/{0-2}.jpg",
-        {},
-        "bike mug: train 6",
-        "?splits=amazon/images:train",
-    ),
-    "PACS": (
-        "{art_painting,cartoon,photo,sketch}/{dog,guitar}/{0-2}.jpg",
-        {},
-        "dog guitar: train 24",
-        "?splits=art_painting:train,cartoon:train,photo:train,sketch:train",
-    ),
-    "COVID-19 radiography": (
-        "{COVID,Normal,Viral}/{images,masks}/{0-2}.png",
-        {},
-        "COVID Normal Viral: train 9",
-        "?splits=*/images:train",
-    ),
-    "BUSI": (
-        "{benign,malignant}/{1-4}.png {benign,malignant}/{1-4}_mask.png benign/1_mask_1.png",
-        {},
-        "benign malignant: train 8",
-        "",
-    ),
-    "State Farm": (
-        "imgs/train/{c0,c1,c2}/img_{0-3}.jpg imgs/test/img_{4-6}.jpg",
-        {"driver_imgs_list.csv": "subject,classname,img\np1,c0,img_0.jpg\n"},
-        "c0 c1 c2: train 12",
-        "/imgs",
-    ),
-    "NIH ChestX-ray14": (
-        "images_001/images/{000-009}.png images_002/images/{010-019}.png",
-        {
-            "Data_Entry_2017.csv": table(
-                "Image Index,Finding Labels,Patient Gender",
-                *rows("{000-019}.png", "Mass|Edema,M", "Edema,F", "No Finding,F"),
-            )
-        },
-        "Edema Mass No Finding: train 20",
-        "?labels=Data_Entry_2017.csv&file=Image Index&label=Finding Labels",
-    ),
-    "CelebA": (
-        "img_align_celeba/img_align_celeba/{000-009}.jpg",
-        {
-            "list_attr_celeba.csv": table("image_id,Bald,Smiling", *rows("{000-009}.jpg", "1,-1", "-1,1", "1,1")),
-            "list_eval_partition.csv": table("image_id,partition", *rows("{000-009}.jpg", "0", "1", "2")),
-        },
-        "Bald Smiling: train 10",
+        {"train.csv": table("id_code,diagnosis", "a{0-9}", "0", "2"), "test.csv": "id_code\nb0\nb1\n"}),
+    "Dog breeds": ("train/a{0-9}.jpg test/b{0-9}.jpg", "boxer collie: train 10", "",
+        {"labels.csv": table("id,breed", "a{0-9}", "boxer", "collie")}),
+    "GTSRB": ("Train/{0-2}/{00-03}.png Test/{00-03}.png Meta/{0-2}.png", "0 1 2: train 12", "",
+        {"Train.csv": table("Path,ClassId", "Train/{0-2}/{00-03}.png", *"000011112222"),
+         "Test.csv": table("Path,ClassId", "Test/{00-03}.png", "0", "1")}),
+    "Tiny ImageNet": ("train/{n01,n02}/images/{0-3}.JPEG {val,test}/images/v{0-3}.JPEG", "n01 n02: train 8", "",
+        {"wnids.txt": "n01\nn02\n", "words.txt": "n01\tfish\nn02\tshark\n"}),
+    "CUB-200-2011": ("images/{001.Albatross,002.Auklet}/{0-3}.jpg attributes/a.txt",
+        "001.Albatross 002.Auklet: train 8", "/images", {"images.txt": "1 001.Albatross/0.jpg\n"}),
+    "Caltech 101": ("101_ObjectCategories/{ant,barrel}/image_{0001-0004}.jpg", "ant barrel: train 8",
+        "/101_ObjectCategories"),
+    "Stanford dogs": ("Images/{n02-Chihuahua,n03-Pug}/n_{0-3}.jpg Annotation/{n02-Chihuahua,n03-Pug}/n_{0-3}",
+        "n02-Chihuahua n03-Pug: train 8", "/Images"),
+    "EuroSAT": ("2750/{Forest,River}/{1-4}.jpg", "Forest River: train 8", "/2750"),
+    "UC Merced": ("UCMerced_LandUse/Images/{beach,forest}/{1-4}.tif readme.txt", "beach forest: train 8",
+        "/UCMerced_LandUse/Images"),
+    "PlantVillage": ("{color,grayscale,segmented}/{Apple,Corn}/{0-2}.jpg", "Apple Corn: train 6",
+        "?splits=color:train"),
+    "Office-31": ("{amazon,dslr,webcam}/images/{bike,mug}/{0-2}.jpg", "bike mug: train 6",
+        "?splits=amazon/images:train"),
+    "PACS": ("{art_painting,cartoon,photo,sketch}/{dog,guitar}/{0-2}.jpg", "dog guitar: train 24",
+        "?splits=art_painting:train,cartoon:train,photo:train,sketch:train"),
+    "COVID-19 radiography": ("{COVID,Normal,Viral}/{images,masks}/{0-2}.png", "COVID Normal Viral: train 9",
+        "?splits=*/images:train"),
+    "BUSI": ("{benign,malignant}/{1-4}.png {benign,malignant}/{1-4}_mask.png benign/1_mask_1.png",
+        "benign malignant: train 8"),
+    "State Farm": ("imgs/train/{c0,c1,c2}/img_{0-3}.jpg imgs/test/img_{4-6}.jpg", "c0 c1 c2: train 12", "/imgs",
+        {"driver_imgs_list.csv": "subject,classname,img\np1,c0,img_0.jpg\n"}),
+    "NIH ChestX-ray14": ("images_001/images/{000-009}.png images_002/images/{010-019}.png",
+        "Edema Mass No Finding: train 20", "?labels=Data_Entry_2017.csv&file=Image Index&label=Finding Labels",
+        {"Data_Entry_2017.csv": table("Image Index,Finding Labels,Patient Gender", "{000-019}.png",
+                                       "Mass|Edema,M", "Edema,F", "No Finding,F")}),
+    "CelebA": ("img_align_celeba/img_align_celeba/{000-009}.jpg", "Bald Smiling: train 10",
         "?labels=list_attr_celeba.csv&file=image_id",
-    ),
-    "Cassava": (
-        "train_images/{0-9}.jpg test_images/x.jpg",
-        {
-            "train.csv": table("image_id,label", *rows("{0-9}.jpg", "0", "3")),
-            "sample_submission.csv": "image_id,label\nx.jpg,4\n",
-        },
-        "0 3: train 10",
+        {"list_attr_celeba.csv": table("image_id,Bald,Smiling", "{000-009}.jpg", "1,-1", "-1,1", "1,1"),
+         "list_eval_partition.csv": table("image_id,partition", "{000-009}.jpg", "0", "1", "2")}),
+    "Cassava": ("train_images/{0-9}.jpg test_images/x.jpg", "0 3: train 10",
         "?labels=train.csv&file=image_id&label=label",
-    ),
-    "Plant pathology 2020": (
-        "images/Train_{0-9}.jpg images/Test_{0-9}.jpg",
-        {
-            "train.csv": table("image_id,healthy,rust,scab", *rows("Train_{0-9}", "1,0,0", "0,1,0", "0,0,1")),
-            "test.csv": table("image_id", *expanded("Test_{0-9}")),
-        },
-        "healthy rust scab: train 10",
+        {"train.csv": table("image_id,label", "{0-9}.jpg", "0", "3"),
+         "sample_submission.csv": "image_id,label\nx.jpg,4\n"}),
+    "Plant pathology 2020": ("images/Train_{0-9}.jpg images/Test_{0-9}.jpg", "healthy rust scab: train 10",
         "?labels=train.csv&file=image_id",
-    ),
-    "SUN397": (
-        "a/{abbey,alley}/{0-2}.jpg b/{bakery,barn}/{0-2}.jpg",
-        {},
-        "abbey alley bakery barn: train 12",
-        "?splits=a:train,b:train",
-    ),
-    "iNaturalist mini": (
-        "{train_mini,val}/{00000_Animalia,00001_Plantae}/{0-2}.jpg",
-        {},
-        "00000_Animalia 00001_Plantae: train 6, val 6",
-        "",
-    ),
-    "Imagewoof": (
-        "{train,val}/{n02,n03}/{0-3}.JPEG",
-        {
-            "noisy_imagewoof.csv": table(
-                "path,noisy_labels_0,is_valid",
-                *[f"train/{c}/{i}.JPEG,{c},False" for c in ("n02", "n03") for i in range(4)],
-            )
-        },
-        "n02 n03: train 8, val 8",
-        "",
-    ),
-    "Fruits-360": (
-        "{Training,Test}/{Apple,Pear}/{0-2}_100.jpg test-multiple_fruits/{0-2}.jpg",
-        {},
-        "Apple Pear: test 6, train 6",
-        "",
-    ),
-    "Blood cells": (
-        "{TRAIN,TEST,TEST_SIMPLE}/{EOSINOPHIL,MONOCYTE}/{0-2}.jpeg",
-        {},
-        "EOSINOPHIL MONOCYTE: test 6, train 6",
-        "?splits=TEST:test,TRAIN:train",
-    ),
-    "Waste classification": ("DATASET/{TRAIN,TEST}/{O,R}/{0-2}.jpg", {}, "O R: test 6, train 6", "/DATASET"),
+        {"train.csv": table("image_id,healthy,rust,scab", "Train_{0-9}", "1,0,0", "0,1,0", "0,0,1"),
+         "test.csv": table("image_id", "Test_{0-9}")}),
+    "SUN397": ("a/{abbey,alley}/{0-2}.jpg b/{bakery,barn}/{0-2}.jpg", "abbey alley bakery barn: train 12",
+        "?splits=a:train,b:train"),
+    "iNaturalist mini": ("{train_mini,val}/{00000_Animalia,00001_Plantae}/{0-2}.jpg",
+        "00000_Animalia 00001_Plantae: train 6, val 6"),
+    "Imagewoof": ("{train,val}/{n02,n03}/{0-3}.JPEG", "n02 n03: train 8, val 8", "",
+        {"noisy_imagewoof.csv": table("path,label,is_valid", "train/{n02,n03}/{0-3}.JPEG",
+                                      *["n02,False"] * 4, *["n03,False"] * 4)}),
+    "Fruits-360": ("{Training,Test}/{Apple,Pear}/{0-2}_100.jpg test-multiple_fruits/{0-2}.jpg",
+        "Apple Pear: test 6, train 6"),
+    "Blood cells": ("{TRAIN,TEST,TEST_SIMPLE}/{EOSINOPHIL,MONOCYTE}/{0-2}.jpeg", "EOSINOPHIL MONOCYTE: test 6, train 6",
+        "?splits=TEST:test,TRAIN:train"),
+    "Waste classification": ("DATASET/{TRAIN,TEST}/{O,R}/{0-2}.jpg", "O R: test 6, train 6", "/DATASET"),
     "ASL alphabet": (
         "asl_alphabet_train/asl_alphabet_train/{A,B}/{0-2}.jpg asl_alphabet_test/asl_alphabet_test/{A,B}_test.jpg",
-        {},
-        "A B: train 6",
-        "",
-    ),
-    "New plant diseases": (
-        "{train,valid}/{Apple,Corn}/{0-2}.JPG test/test/{A,B}1.JPG",
-        {},
-        "Apple Corn: train 6, val 6",
-        "",
-    ),
-    "Malaria cells": (
-        "{Parasitized,Uninfected}/{0-2}.png Parasitized/Thumbs.db "
+        "A B: train 6"),
+    "New plant diseases": ("{train,valid}/{Apple,Corn}/{0-2}.JPG test/test/{A,B}1.JPG", "Apple Corn: train 6, val 6"),
+    "Malaria cells": ("{Parasitized,Uninfected}/{0-2}.png Parasitized/Thumbs.db "
         "cell_images/{Parasitized,Uninfected}/{0-2}.png={Parasitized,Uninfected}/{0-2}.png",
-        {},
-        "Parasitized Uninfected: train 6",
-        "",
-    ),
-    "PatchCamelyon": (
-        "train/a{0-9}.tif test/b{0-3}.tif",
-        {
-            "train_labels.csv": table("id,label", *rows("a{0-9}", "0", "1")),
-            "sample_submission.csv": table("id,label", *rows("b{0-3}", "0")),
-        },
-        "0 1: train 10",
+        "Parasitized Uninfected: train 6"),
+    "PatchCamelyon": ("train/a{0-9}.tif test/b{0-3}.tif", "0 1: train 10",
         "?labels=train_labels.csv&file=id&label=label",
-    ),
-    "SVHN as folders": (
-        "{train,test,extra}/{1,2}/{0-2}.png",
-        {},
-        "1 2: test 6, train 12",
-        "?splits=test:test,train:train,extra:train",
-    ),
-    "Monkeys": (
-        "training/training/{n0,n1}/n{0-3}.jpg validation/validation/{n0,n1}/n{4-6}.jpg",
-        {"monkey_labels.txt": "Label, Latin Name , Common Name\nn0 , alouatta_palliata , mantled_howler\n"},
-        "n0 n1: train 8, val 6",
-        "",
-    ),
-    "Vehicles with a sample": (
-        "Dataset/{train,test}/{Bus,Car}/{0-3}.jpg sample/x.png",
-        {},
-        "Bus Car: test 8, train 8",
-        "/Dataset",
-    ),
-    "Casting": (
-        "a/a/{train,test}/{def_front,ok_front}/c{0-3}.jpeg b/b/{def_front,ok_front}/c{0-3}.jpeg",
-        {},
-        "def_front ok_front: test 8, train 8",
-        "/a/a",
-    ),
-    "SIIM melanoma": (
-        "jpeg/train/I_{0-9}.jpg jpeg/test/I_{10-13}.jpg",
-        {
-            "train.csv": table(
-                "image_name,patient_id,diagnosis,target", *rows("I_{0-9}", "IP_1,nevus,0", "IP_2,none,0", "IP_3,mel,1")
-            )
-        },
-        "0 1: train 10",
+        {"train_labels.csv": table("id,label", "a{0-9}", "0", "1"),
+         "sample_submission.csv": table("id,label", "b{0-3}", "0")}),
+    "SVHN as folders": ("{train,test,extra}/{1,2}/{0-2}.png", "1 2: test 6, train 12",
+        "?splits=test:test,train:train,extra:train"),
+    "Monkeys": ("training/training/{n0,n1}/n{0-3}.jpg validation/validation/{n0,n1}/n{4-6}.jpg",
+        "n0 n1: train 8, val 6", "",
+        {"monkey_labels.txt": "Label, Latin Name , Common Name\nn0 , alouatta_palliata , mantled_howler\n"}),
+    "Vehicles with a sample": ("Dataset/{train,test}/{Bus,Car}/{0-3}.jpg sample/x.png", "Bus Car: test 8, train 8",
+        "/Dataset"),
+    "Casting": ("a/a/{train,test}/{def_front,ok_front}/c{0-3}.jpeg b/b/{def_front,ok_front}/c{0-3}.jpeg",
+        "def_front ok_front: test 8, train 8", "/a/a"),
+    "SIIM melanoma": ("jpeg/train/I_{0-9}.jpg jpeg/test/I_{10-13}.jpg", "0 1: train 10",
         "?labels=train.csv&file=image_name&label=target&group=patient_id",
-    ),
-    "Roboflow, tables in splits": (
-        "{train,valid}/im_jpg.rf.{100-105}.jpg",
-        {
-            f"{split}/_classes.csv": table("filename, cat, dog", *rows("im_jpg.rf.{100-105}.jpg", " 1, 0", " 0, 1"))
-            for split in ("train", "valid")
-        },
-        "cat dog: train 6, val 6",
-        "?labels=train/_classes.csv:train,valid/_classes.csv:val",
-    ),
-    "a table for each split": (
-        "pictures/{0-9}.jpg",
-        {
-            "train.csv": table("id,label", *rows("{0-5}", "cat", "dog")),
-            "test.csv": table("id,label", *rows("{6-9}", "cat", "dog")),
-        },
-        "cat dog: test 4, train 6",
+        {"train.csv": table("image_name,patient_id,diagnosis,target", "I_{0-9}", "IP_1,nevus,0",
+                            "IP_2,none,0", "IP_3,mel,1")}),
+    "Roboflow, tables in splits": ("{train,valid}/im_jpg.rf.{100-105}.jpg", "cat dog: train 6, val 6",
+        "?labels=train/_classes.csv:train,valid/_classes.csv:val", dict.fromkeys(
+            ["train/_classes.csv", "valid/_classes.csv"],
+            table("filename, cat, dog", "im_jpg.rf.{100-105}.jpg", " 1, 0", " 0, 1"))),
+    "a table for each split": ("pictures/{0-9}.jpg", "cat dog: test 4, train 6",
         "?labels=test.csv:test,train.csv:train",
-    ),
-    "ImageNet-V2 as folders": (
-        "test/{0,1}/{0-2}.jpg",
-        {},
-        "0 1: test 6",
-        "?splits=test:test",
-    ),
-    "classes in the names of splits": (
-        "{train_cats,train_dogs,val_cats,val_dogs}/{0-3}.jpg",
-        {},
-        "cats dogs: train 8, val 8",
-        "?splits=train_*:train,val_*:val",
-    ),
-    "CycleGAN": (
-        "{trainA,trainB,testA,testB}/{0-3}.jpg",
-        {},
-        "A B: test 8, train 8",
-        "?splits=test*:test,train*:train",
-    ),
-    "splits in the classes": (
-        "cats/cats_{train,test}/{0-3}.jpg dogs/dogs_{train,test}/{0-3}.jpg",
-        {},
+        {"train.csv": table("id,label", "{0-5}", "cat", "dog"), "test.csv": table("id,label", "{6-9}", "cat", "dog")}),
+    "ImageNet-V2 as folders": ("test/{0,1}/{0-2}.jpg", "0 1: test 6", "?splits=test:test"),
+    "classes in the names of splits": ("{train_cats,train_dogs,val_cats,val_dogs}/{0-3}.jpg",
+        "cats dogs: train 8, val 8", "?splits=train_*:train,val_*:val"),
+    "CycleGAN": ("{trainA,trainB,testA,testB}/{0-3}.jpg", "A B: test 8, train 8", "?splits=test*:test,train*:train"),
+    "splits in the classes": ("cats/cats_{train,test}/{0-3}.jpg dogs/dogs_{train,test}/{0-3}.jpg",
         "cats dogs: test 8, train 8",
-        "?splits=*/cats_test:test,*/cats_train:train,*/dogs_test:test,*/dogs_train:train",
-    ),
-    "splits deep in the classes": (
-        "{cat,dog}/images/{train,test}/{0-3}.jpg",
-        {},
-        "cat dog: test 8, train 8",
-        "?splits=*/images/test:test,*/images/train:train",
-    ),
-    "splits in one class": (
-        "cat/{train,test}/{0-3}.jpg dog/{0-3}.jpg",
-        {},
-        "cat dog: train 12",
-        "?splits=none",
-    ),
-    "domains in splits": (
-        "{train,test}/{clipart,sketch}/{cat,dog}/{0-1}.png",
-        {},
-        "cat dog: test 8, train 8",
-        "?splits=train/clipart:train,train/sketch:train,test/clipart:test,test/sketch:test",
-    ),
-    "images and masks in splits": (
-        "{train,val}/{cat,dog}/{images,outlines}/{0-1}.png",
-        {},
-        "cat dog: train 4, val 4",
-        "?splits=train/*/images:train,val/*/images:val",
-    ),
-    "PlantVillage, doubled below a folder": (
-        "PlantVillage/{Pepper,Potato}/{0-2}.JPG "
+        "?splits=*/cats_test:test,*/cats_train:train,*/dogs_test:test,*/dogs_train:train"),
+    "splits deep in the classes": ("{cat,dog}/images/{train,test}/{0-3}.jpg", "cat dog: test 8, train 8",
+        "?splits=*/images/test:test,*/images/train:train"),
+    "splits in one class": ("cat/{train,test}/{0-3}.jpg dog/{0-3}.jpg", "cat dog: train 12", "?splits=none"),
+    "domains in splits": ("{train,test}/{clipart,sketch}/{cat,dog}/{0-1}.png", "cat dog: test 8, train 8",
+        "?splits=train/clipart:train,train/sketch:train,test/clipart:test,test/sketch:test"),
+    "images and masks in splits": ("{train,val}/{cat,dog}/{images,outlines}/{0-1}.png", "cat dog: train 4, val 4",
+        "?splits=train/*/images:train,val/*/images:val"),
+    "PlantVillage, doubled below a folder": ("PlantVillage/{Pepper,Potato}/{0-2}.JPG "
         "PlantVillage/PlantVillage/{Pepper,Potato}/{0-2}.JPG=PlantVillage/{Pepper,Potato}/{0-2}.JPG",
-        {},
-        "Pepper Potato: train 6",
-        "/PlantVillage",
-    ),
-    "a table that names two pictures a line": (
-        "{scan,outline}/{a0,a1,a2,a3}.png",
-        {"all.csv": table("outline,image,label", *[f"outline/a{i}.png,scan/a{i}.png,{i % 2}" for i in range(4)])},
-        "0 1: train 4",
+        "Pepper Potato: train 6", "/PlantVillage"),
+    "a table that names two pictures a line": ("{scan,outline}/a{0-3}.png", "0 1: train 4",
         "?labels=all.csv&file=image&label=label",
-    ),
-    "a small table beside folders of one numbering": (
-        "{a,b,c,d,e,f}/{0-3}.png",
-        {"bad.csv": table("file,label", "a/0.png,blurred", "b/1.png,dark", "c/2.png,blurred", "d/3.png,dark")},
-        "a b c d e f: train 24",
-        "",
-    ),
-    "folders by day in test alone": (
-        "train/{cat,dog}/{0-3}.png test/{cat,dog}/{day,night}/{0-1}.png",
-        {},
-        "cat dog: test 8, train 8",
-        "?splits=test:test,train:train",
-    ),
-    "splits in other languages": (
-        "{entrainement,validation}/{chat,chien}/{0-2}.png",
-        {},
-        "chat chien: train 6, val 6",
-        "?splits=validation:val,entrainement:train",
-    ),
-}
+        {"all.csv": table("outline,image,label", "outline/a{0-3}.png", *[f"scan/a{i}.png,{i % 2}" for i in range(4)])}),
+    "a small table beside folders of one numbering": ("{a,b,c,d,e,f}/{0-3}.png", "a b c d e f: train 24", "",
+        {"bad.csv": "file,label\na/0.png,blurred\nb/1.png,dark\nc/2.png,blurred\nd/3.png,dark\n"}),
+    "folders by day in test alone": ("train/{cat,dog}/{0-3}.png test/{cat,dog}/{day,night}/{0-1}.png",
+        "cat dog: test 8, train 8", "?splits=test:test,train:train"),
+    "splits in other languages": ("{entrainement,validation}/{chat,chien}/{0-2}.png", "chat chien: train 6, val 6",
+        "?splits=validation:val,entrainement:train"),
+}  # fmt: skip
 ORDINARY = {
-    "test results": ("{test_negative,test_positive}/{0-2}.png", {}, "test_negative test_positive: train 6"),
-    "kinds of training": (
-        "{strength_training,cardio_training,yoga}/{0-2}.png",
-        {},
-        "cardio_training strength_training yoga: train 9",
-    ),
-    "real and fake faces": ("{training_fake,training_real}/{0-2}.jpg", {}, "training_fake training_real: train 6"),
-    "valid and invalid": ("{valid,invalid}/{0-2}.png", {}, "invalid valid: train 6"),
-    "names in Chinese": ("{猫,狗,训练}/{0-2}.png", {}, "狗 猫 训练: train 9"),
-    "dots and blanks": ("{v1.0,U.S.A,black~cat,dog.jpg}/{0-2}.png", {}, "U.S.A black cat dog.jpg v1.0: train 12"),
-    "one image a class": ("{a1,b2,c3}/x.png", {}, "a1 b2 c3: train 3"),
-    "two classes": ("{cat,dog}/{0-2}.png", {}, "cat dog: train 6"),
-    "classes with numbers": ("{c0,c1}/{0-2}.png", {}, "c0 c1: train 6"),
-    "digits": ("{0,1,2}/{0-2}.png", {}, "0 1 2: train 9"),
-    "numbered classes": ("{class_1,class_2,class_3}/{0-2}.png", {}, "class_1 class_2 class_3: train 9"),
-    "faces of subjects": ("s{1-4}/{1-3}.pgm", {}, "s1 s2 s3 s4: train 12"),
-    "years": ("{1990s,2000s}/{0-2}.png", {}, "1990s 2000s: train 6"),
-    "splits": ("{train,val,test}/{cat,dog}/{0-2}.png", {}, "cat dog: test 6, train 6, val 6"),
-    "splits, other words": ("{Training,Validation}/{cat,dog}/{0-2}.png", {}, "cat dog: train 6, val 6"),
-    "splits with numbered classes": ("{train,test}/c{0-2}/{0-2}.png", {}, "c0 c1 c2: test 9, train 9"),
-    "a test split that lacks a class": (
-        "train/{cat,dog,fox}/{0-2}.png test/{cat,dog}/{0-2}.png",
-        {},
-        "cat dog fox: test 6, train 9",
-    ),
-    "patients in classes": (
-        "benign/{p01,p02}/{0-2}.png malignant/{p03,p04}/{0-2}.png",
-        {},
-        "benign malignant: train 12",
-    ),
-    "days in classes": ("cat/{2020-01-01,2020-01-02}/{0-1}.png dog/2021-03-04/{0-1}.png", {}, "cat dog: train 6"),
-    "some classes in folders": (
-        "cat/{indoor,outdoor}/{0-2}.png dog/{0-2}.png fox/{0-2}.png",
-        {},
-        "cat dog fox: train 12",
-    ),
-    "a class called train": ("{bus,train,tram}/{0-2}.png", {}, "bus train tram: train 9"),
-    "a class called test tube": ("{beaker,test_tube}/{0-2}.png", {}, "beaker test_tube: train 6"),
-    "train stations": ("{bus_station,train_station}/{0-2}.png", {}, "bus_station train_station: train 6"),
-    "a class called images": ("{hats,images}/{0-2}.png", {}, "hats images: train 6"),
-    "words with signs": ("{black-cat,white_dog,red.fox}/{0-2}.png", {}, "black-cat red.fox white_dog: train 9"),
-    "one name in all classes": ("{cat,dog}/img_{0-2}.jpg", {}, "cat dog: train 6"),
-    "bursts": ("{cat,dog}/{a,b}_{1-3}.png", {}, "cat dog: train 12"),
-    "copies of a camera": ("{cat,dog}/IMG_{1-3}.png {cat,dog}/IMG_{1-3}_1.png", {}, "cat dog: train 12"),
-    "a readme": ("{cat,dog}/{0-2}.png README.txt LICENSE", {}, "cat dog: train 6"),
-    "notes in classes": ("{cat,dog}/{0-2}.png cat/notes.txt", {}, "cat dog: train 6"),
-    "a table that agrees": (
-        "{cat,dog}/{0-2}.png",
-        {"all.csv": table("path,label", *rows("cat/{0-2}.png", "cat"), *rows("dog/{0-2}.png", "dog"))},
-        "cat dog: train 6",
-    ),
-    "a table of numbers of classes": (
-        "{cat,dog}/{0-2}.png",
-        {"all.csv": table("path,label", *rows("cat/{0-2}.png", "0"), *rows("dog/{0-2}.png", "1"))},
-        "cat dog: train 6",
-    ),
-    "a table of groups": (
-        "{cat,dog}/{0-2}.png",
-        {"groups.csv": table("image,group", *rows("cat/{0-2}.png", "a", "b"), *rows("dog/{0-2}.png", "b", "a"))},
-        "cat dog: train 6",
-    ),
-    "a table of other things": (
-        "{cat,dog}/{0-2}.png",
-        {"log.csv": table("step,loss", "0,1.5", "1,1.2")},
-        "cat dog: train 6",
-    ),
-    "a table of ages": (
-        "{cat,dog}/{0-5}.png",
-        {"about.csv": table("path,age", *rows("cat/{0-5}.png", "1", "2"), *rows("dog/{0-5}.png", "2", "1"))},
-        "cat dog: train 12",
-    ),
-    "images alone": ("{0-5}.png", {}, "-: train 6"),
-    "images in splits": ("{train,val}/{0-5}.png", {}, "-: train 6, val 6"),
-    "images and a table without labels": (
-        "{0-5}.png",
-        {"list.csv": table("file,bytes", *(f"{i}.png,{i}.5" for i in range(6)))},
-        "-: train 6",
-    ),
-    "one image beside the classes": ("{cat,dog}/{0-2}.png cover.png", {}, "cat dog: train 6"),
-    "an empty folder": ("{cat,dog}/{0-2}.png fox/.keep", {}, "cat dog: train 6"),
-    "grades": ("{grade0,grade1,grade2}/{0-2}.png", {}, "grade0 grade1 grade2: train 9"),
-    "good and bad": ("{good,bad}/{000-003}.png", {}, "bad good: train 8"),
-    "upper case": ("{CAT,DOG}/{0-2}.PNG", {}, "CAT DOG: train 6"),
-    "many classes": (
-        "{0,1,2,3,4,5,6,7,8,9}{a,b,c}/{0-1}.png",
-        {},
-        " ".join(sorted(f"{i}{c}" for i in range(10) for c in "abc")) + ": train 60",
-    ),
-    "numbered classes in the order of the camera": (
-        "class_1/{01-03}.png class_2/{04-06}.png",
-        {},
-        "class_1 class_2: train 6",
-    ),
-    "people with and without masks": ("{with_mask,without_mask}/{0-2}.jpg", {}, "with_mask without_mask: train 6"),
-    "one class in a wrapper": ("cat/cat/{0-2}.png dog/{0-2}.png", {}, "cat dog: train 6"),
-    "a wrapper in each class": ("{cat,dog}/images/{0-2}.png", {}, "cat dog: train 6"),
-    "a hidden folder": ("{cat,dog}/{0-2}.png .cache/{cat,dog}/{0-2}.png", {}, "cat dog: train 6"),
-    "what a Mac adds": ("{cat,dog}/{0-2}.png __MACOSX/{cat,dog}/._{0-2}.png .DS_Store", {}, "cat dog: train 6"),
-    "files without ending": ("{cat,dog}/{0-2}.png cat/Makefile", {}, "cat dog: train 6"),
-}
+    "test results": ("{test_negative,test_positive}/{0-2}.png", "test_negative test_positive: train 6"),
+    "kinds of training": ("{strength_training,cardio_training,yoga}/{0-2}.png",
+        "cardio_training strength_training yoga: train 9"),
+    "real and fake faces": ("{training_fake,training_real}/{0-2}.jpg", "training_fake training_real: train 6"),
+    "valid and invalid": ("{valid,invalid}/{0-2}.png", "invalid valid: train 6"),
+    "names in Chinese": ("{猫,狗,训练}/{0-2}.png", "狗 猫 训练: train 9"),
+    "dots and blanks": ("{v1.0,U.S.A,black~cat,dog.jpg}/{0-2}.png", "U.S.A black cat dog.jpg v1.0: train 12"),
+    "one image a class": ("{a1,b2,c3}/x.png", "a1 b2 c3: train 3"),
+    "two classes": ("{cat,dog}/{0-2}.png", "cat dog: train 6"),
+    "classes with numbers": ("{c0,c1}/{0-2}.png", "c0 c1: train 6"),
+    "digits": ("{0,1,2}/{0-2}.png", "0 1 2: train 9"),
+    "numbered classes": ("{class_1,class_2,class_3}/{0-2}.png", "class_1 class_2 class_3: train 9"),
+    "faces of subjects": ("s{1-4}/{1-3}.pgm", "s1 s2 s3 s4: train 12"),
+    "years": ("{1990s,2000s}/{0-2}.png", "1990s 2000s: train 6"),
+    "splits": ("{train,val,test}/{cat,dog}/{0-2}.png", "cat dog: test 6, train 6, val 6"),
+    "splits, other words": ("{Training,Validation}/{cat,dog}/{0-2}.png", "cat dog: train 6, val 6"),
+    "splits, still other words": ("{training,dev,Testing}/{cat,dog}/{0-2}.png", "cat dog: test 6, train 6, val 6"),
+    "splits with numbered classes": ("{train,test}/c{0-2}/{0-2}.png", "c0 c1 c2: test 9, train 9"),
+    "a test split that lacks a class": ("train/{cat,dog,fox}/{0-2}.png test/{cat,dog}/{0-2}.png",
+        "cat dog fox: test 6, train 9"),
+    "patients in classes": ("benign/{p01,p02}/{0-2}.png malignant/{p03,p04}/{0-2}.png", "benign malignant: train 12"),
+    "days in classes": ("cat/{2020-01-01,2020-01-02}/{0-1}.png dog/2021-03-04/{0-1}.png", "cat dog: train 6"),
+    "some classes in folders": ("cat/{indoor,outdoor}/{0-2}.png dog/{0-2}.png fox/{0-2}.png", "cat dog fox: train 12"),
+    "a class called train": ("{bus,train,tram}/{0-2}.png", "bus train tram: train 9"),
+    "a class called test tube": ("{beaker,test_tube}/{0-2}.png", "beaker test_tube: train 6"),
+    "train stations": ("{bus_station,train_station}/{0-2}.png", "bus_station train_station: train 6"),
+    "a class called images": ("{hats,images}/{0-2}.png", "hats images: train 6"),
+    "words with signs": ("{black-cat,white_dog,red.fox}/{0-2}.png", "black-cat red.fox white_dog: train 9"),
+    "one name in all classes": ("{cat,dog}/img_{0-2}.jpg", "cat dog: train 6"),
+    "bursts": ("{cat,dog}/{a,b}_{1-3}.png", "cat dog: train 12"),
+    "copies of a camera": ("{cat,dog}/IMG_{1-3}.png {cat,dog}/IMG_{1-3}_1.png", "cat dog: train 12"),
+    "a table that agrees": ("{cat,dog}/{0-2}.png", "cat dog: train 6", "",
+        {"all.csv": table("path,label", "{cat,dog}/{0-2}.png", *["cat"] * 3, *["dog"] * 3)}),
+    "a table of numbers of classes": ("{cat,dog}/{0-2}.png", "cat dog: train 6", "",
+        {"all.csv": table("path,label", "{cat,dog}/{0-2}.png", *"000111")}),
+    "a table of groups": ("{cat,dog}/{0-2}.png", "cat dog: train 6", "",
+        {"groups.csv": table("image,group", "{cat,dog}/{0-2}.png", *"abab")}),
+    "a table of other things": ("{cat,dog}/{0-2}.png", "cat dog: train 6", "",
+        {"log.csv": "step,loss\n0,1.5\n1,1.2\n"}),
+    "a table of ages": ("{cat,dog}/{0-5}.png", "cat dog: train 12", "",
+        {"about.csv": table("path,age", "{cat,dog}/{0-5}.png", *"121212212121")}),
+    "images alone": ("{0-5}.png", "-: train 6"),
+    "images in splits": ("{train,val}/{0-5}.png", "-: train 6, val 6"),
+    "images and a table without labels": ("{0-5}.png", "-: train 6", "",
+        {"list.csv": table("file,bytes", "{0-5}.png", *[f"{i}.5" for i in range(6)])}),
+    "grades": ("{grade0,grade1,grade2}/{0-2}.png", "grade0 grade1 grade2: train 9"),
+    "good and bad": ("{good,bad}/{000-003}.png", "bad good: train 8"),
+    "upper case": ("{CAT,DOG}/{0-2}.PNG", "CAT DOG: train 6"),
+    "numbered classes in the order of the camera": ("class_1/{01-03}.png class_2/{04-06}.png",
+        "class_1 class_2: train 6"),
+    "people with and without masks": ("{with_mask,without_mask}/{0-2}.jpg", "with_mask without_mask: train 6"),
+    "one class in a wrapper": ("cat/cat/{0-2}.png dog/{0-2}.png", "cat dog: train 6"),
+    "a wrapper in each class": ("{cat,dog}/images/{0-2}.png", "cat dog: train 6"),
+    "notes and an image beside the classes": (
+        "{cat,dog}/{0-2}.png README.txt LICENSE cat/notes.txt cat/Makefile cover.png", "cat dog: train 6"),
+    "what programs leave": ("{cat,dog}/{0-2}.png fox/.keep .cache/{cat,dog}/{0-2}.png .DS_Store "
+        "__MACOSX/{cat,dog}/._{0-2}.png", "cat dog: train 6"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("files", "count"),
-    [
-        ("{cat,dog,test}/{0-2}.png", 1),
-        ("{bus,car,unlabeled}/{0-2}.png", 1),
-        ("{cat,test}/{0-2}.png", 0),
-        ("{train,test}/{cat,dog,test}/{0-2}.png", 0),
-    ],
-)
-def test_a_class_that_is_called_as_a_split_is_named(tmp_path, files, count):
+@pytest.mark.parametrize("name", [*PUBLIC, *ORDINARY])
+def test_layouts(tmp_path, name):
+    files, meant, how, tables = (*(PUBLIC | ORDINARY)[name], "", {})[:4]
+    root = tmp_path / "set"
+    draw(root, files)
+    write_files(root, tables)
+    if how:
+        with pytest.raises(UserError) as stopped:
+            open_source(root)
+        printed = re.findall(r'--data "(.*?)"|Give (\S+?)\. ', str(stopped.value))
+        assert f"{root}{how}" in ["".join(pair) for pair in printed]
+    source = open_source(f"{root}{how}")
+    assert found(source) == meant
+    for part in source.splits.values():
+        of_folders = set(source.classes) <= {word for name in part.ids for word in name.split("/")}
+        pairs = zip(part.ids, part.labels.tolist(), strict=True) if of_folders else ()
+        assert all(source.classes[label] in name.split("/") for name, label in pairs)
+
+
+CALLED_AS_A_SPLIT = {
+    "{cat,dog,test}/{0-2}.png": 1, "{bus,car,unlabeled}/{0-2}.png": 1,
+    "{cat,test}/{0-2}.png": 0, "{train,test}/{cat,dog,test}/{0-2}.png": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("files", CALLED_AS_A_SPLIT)
+def test_a_class_that_is_called_as_a_split_is_named(tmp_path, files):
     draw(tmp_path, files)
     notes = [text for text in open_source(tmp_path).warnings if "was read as a class" in text]
-    assert len(notes) == count
+    assert len(notes) == CALLED_AS_A_SPLIT[files]
 
 
-@pytest.mark.parametrize(
-    ("files", "way", "meant"),
-    [
-        (
-            "Aves/{2801,2802}/a{0-2}.jpg Insecta/{2901,2902}/b{0-2}.jpg",
-            "Aves:train,Insecta:train",
-            "2801 2802 2901 2902",
-        ),
-        ("tiles/tiles/{01_TUMOR,02_STROMA}/{0-5}.tif large/{0-1}.tif", "tiles/tiles:train", "01_TUMOR 02_STROMA"),
-        (
-            "train/Aves/{a1,a2}/{0-2}.png train/Rosa/{b1,b2}/{0-2}.png",
-            "train/Aves:train,train/Rosa:train",
-            "a1 a2 b1 b2",
-        ),
-        ("{cat,dog}/{0-2}.png", "", ""),
-    ],
-)
+@pytest.mark.parametrize(("files", "way", "meant"), [
+    ("Aves/{2801,2802}/a{0-2}.jpg Insecta/{2901,2902}/b{0-2}.jpg", "Aves:train,Insecta:train", "2801 2802 2901 2902"),
+    ("tiles/tiles/{01_TUMOR,02_STROMA}/{0-5}.tif large/{0-1}.tif", "tiles/tiles:train", "01_TUMOR 02_STROMA"),
+    ("train/Aves/{a1,a2}/{0-2}.png train/Rosa/{b1,b2}/{0-2}.png", "train/Aves:train,train/Rosa:train", "a1 a2 b1 b2"),
+    ("{cat,dog}/{0-2}.png", "", ""),
+])  # fmt: skip
 def test_folders_in_class_folders_are_named_with_what_reads_them(tmp_path, files, way, meant):
     draw(tmp_path, files)
     notes = [text for text in open_source(tmp_path).warnings if "hold folders, which count as theirs" in text]
@@ -587,44 +309,13 @@ def test_folders_in_class_folders_are_named_with_what_reads_them(tmp_path, files
         assert found(open_source(f"{tmp_path}?splits={way}")) == f"{meant}: train 12"
 
 
-@pytest.mark.parametrize(
-    ("files", "tables", "words"),
-    [
-        ("images/{0-3}.jpg", {"all.csv": "id,label,title\n0,hat,blue\n1,hat,blue, big\n"}, "Line 3 of .*all.csv has"),
-        ("a.csv", {"a.csv": table("emotion,pixels", "0,1 2 3", "1,4 5 6", "0,7 8 9")}, "^No images in class folders"),
-        ("{0-3}.jpg", {"list.txt": "0.jpg cat\n"}, 'list.txt is a file. If .* write ".*[?]labels=list.txt"'),
-    ],
-)
+@pytest.mark.parametrize(("files", "tables", "words"), [
+    ("images/{0-3}.jpg", {"all.csv": "id,label,title\n0,hat,blue\n1,hat,blue, big\n"}, "Line 3 of .*all.csv has"),
+    ("a.csv", {"a.csv": "emotion,pixels\n0,1 2 3\n1,4 5 6\n0,7 8 9\n"}, "^No images in class folders"),
+    ("{0-3}.jpg", {"list.txt": "0.jpg cat\n"}, 'list.txt is a file. If .* write ".*[?]labels=list.txt"'),
+])  # fmt: skip
 def test_what_is_said_of_tables_that_say_nothing(tmp_path, files, tables, words):
     draw(tmp_path, files)
     write_files(tmp_path, tables)
     with pytest.raises(UserError, match=words):
         open_source(tmp_path / "list.txt" if "list.txt" in tables else tmp_path)
-
-
-def test_there_are_enough():
-    assert (len(PUBLIC), len(ORDINARY)) >= (40, 40)
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_public_sets(tmp_path, name):
-    files, tables, meant, how = PUBLIC[name]
-    root = tmp_path / "set"
-    draw(root, files)
-    write_files(root, tables)
-    if not how:
-        assert found(open_source(root)) == meant
-        return
-    with pytest.raises(UserError) as stopped:
-        open_source(root)
-    printed = re.findall(r'--data "(.*?)"|Give (\S+?)\. ', str(stopped.value))
-    assert f"{root}{how}" in ["".join(pair) for pair in printed]
-    assert found(open_source(f"{root}{how}")) == meant
-
-
-@pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_folders_are_read_without_questions(tmp_path, name):
-    files, tables, meant = ORDINARY[name]
-    draw(tmp_path / "set", files)
-    write_files(tmp_path / "set", tables)
-    assert found(open_source(tmp_path / "set")) == meant
