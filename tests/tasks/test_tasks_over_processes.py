@@ -71,7 +71,7 @@ def work(rank, store, images, out):
 
 
 @pytest.fixture(scope="module")
-def trained(images, tmp_path_factory):
+def trained(images, tmp_path_factory, imported):
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))

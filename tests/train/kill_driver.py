@@ -122,8 +122,7 @@ POINTS = {
     "result": lambda: after(trial, "_train", 1),
     "after the result": lambda: before(checkpoint, "remove", 1),
 }
-FEW = ("forward, late", "row of metrics", "checkpoint, half written", "checkpoint, between two renames")
-FEW += ("evaluation, on test", "result")
+FEW = ("row of metrics", "checkpoint, half written", "checkpoint, between two renames", "result")
 
 
 def train(bench, out):

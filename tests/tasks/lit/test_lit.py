@@ -320,11 +320,15 @@ def test_the_tokenizer_is_learned_and_encodes_any_text(folder):
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
 def test_a_trial_resumes_in_the_same_bits(tmp_path, folder, ends_in_the_same_bits, loss):
-    settings = recipe(loss=loss)
-    ends_in_the_same_bits(lambda: made(f"pairs:{folder}/pairs.jsonl", settings), settings, tmp_path, "test", 4)
+    settings, spec = recipe(loss=loss), f"pairs:{folder}/pairs.jsonl"
+
+    def train(out):
+        train_trial(*made(spec, settings), settings, out=out, options=CPU)
+
+    ends_in_the_same_bits(train, tmp_path, "test", 4)
     rows = map(json.loads, (tmp_path / "whole/metrics.jsonl").read_text().splitlines())
     assert any({"loss", "text_r1", "image_r1", "scale"} <= row.keys() for row in rows if row["split"] == "train")
-    trained, start = open_trial(tmp_path / "whole"), made(f"pairs:{folder}/pairs.jsonl", settings)[0]
+    trained, start = open_trial(tmp_path / "whole"), made(spec, settings)[0]
     for name, value in start.backbone.state_dict().items():
         assert torch.equal(value, trained.backbone.state_dict()[name]), "the image tower is frozen"
     assert trained.text.encode(["red"])[0, 0] > 1
@@ -394,7 +398,7 @@ def train_both(folder, out, processes, shard=False):
 
 
 @pytest.mark.forks
-def test_two_processes_are_one(tmp_path, folder):
+def test_two_processes_are_one(tmp_path, folder, imported):
     torch.set_num_threads(1)
     train_both(folder, tmp_path / "one", Processes())
     mp.start_processes(work, (str(tmp_path / "store"), str(folder), str(tmp_path)), nprocs=2, start_method="fork")
