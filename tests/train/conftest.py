@@ -132,7 +132,8 @@ def imported():
 
 @pytest.fixture(scope="session")
 def bench():
-    return Bench(data.load("digits", img_size=(8, 8), in_chans=1, augment=RECIPE.augment, limit_train=160))
+    few = {"limit_train": 160, "limit_val": 40, "test_fraction": 0.05}
+    return Bench(data.load("digits", img_size=(8, 8), in_chans=1, augment=RECIPE.augment, **few))
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ def test_a_broken_off_trial_ends_in_the_same_bits(shapes, tmp_path, ends_in_the_
         if name == "instance_segmentation":
             model.detector.rpn._pre_nms_top_n = model.detector.rpn._post_nms_top_n = {"training": 20, "testing": 8}
             model.detector.roi_heads.fg_bg_sampler.batch_size_per_image = 8
+            model.detector.roi_heads.detections_per_img = 5
         options = RunOptions("cpu", tensorboard=False, progress=False, checkpoint_every_steps=2)
         train_trial(model, task, dataset, RECIPE, out=out, options=options)
 
@@ -49,8 +50,7 @@ def study(shapes, tmp_path_factory, short_clocks):
     """Base and DTN, one seed, from the shell."""
     out = tmp_path_factory.mktemp("runs") / "shapes"
     command = f"compare --task detection --data coco:{shapes} --base timm:pvt_v2_b0?{SMALL} --img-size 64"
-    command += f" --arms dtn=replace(dtn) --seeds 1 --epochs 2 --fpn-channels 16 --workers 1 --out {out} --quiet"
-    assert main([*command.split(), "--dry-run"]) == 0
+    command += f" --arms dtn=replace(dtn) --seeds 1 --epochs 1 --fpn-channels 16 --workers 1 --out {out} --quiet"
     assert main([*command.split(), "--cost-seconds", "0.1"]) == 0
     return out
 
@@ -108,4 +108,4 @@ def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_p
         shutil.copy(image, written.parent)
     source = open_source(f"coco:{written.parent}")
     assert source.classes == ("disc", "square")
-    assert said("", *command, "csv").out.startswith("image,rank,class,")
+    assert "\nimage,rank,class," in said("", *command, "csv").out

@@ -350,7 +350,10 @@ def test_training_finds_texts_and_classes(tmp_path, folder):
 
 
 def test_a_study_starts_from_the_towers_of_another(tmp_path, folder):
-    sizes, how = {"img_size": 16, "in_chans": 3, "seeds": 2}, StudyOptions("cpu", workers=1, progress=False)
+    sizes, how = (
+        {"img_size": 16, "in_chans": 3, "seeds": 2},
+        StudyOptions("cpu", workers=1, progress=False, cost_seconds=0),
+    )
     towers = vm.Study("mu2/4", ["dpn"], folder / "classes", RECIPES["plain"](1).with_(batch_size=16), **sizes)
     towers.run(tmp_path / "towers", options=how)
     captions = f"pairs:{folder}/pairs.jsonl"
@@ -391,7 +394,7 @@ def work(rank, store, folder, out):
 
 def train_both(folder, out, processes, shard=False):
     options = RunOptions("cpu", progress=False, tensorboard=False, shard=shard)
-    for loss in ("softmax", "sigmoid"):
+    for loss in ("sigmoid",) if shard else ("softmax", "sigmoid"):
         settings = recipe(loss=loss, frozen_image=loss == "sigmoid", optimizer="sgd", lr=0.1)  # Adam amplifies rounding
         trial = made(f"pairs:{folder}/pairs.jsonl", settings)
         train_trial(*trial, settings, out=out / loss, options=options, processes=processes)
@@ -402,7 +405,8 @@ def test_two_processes_are_one(tmp_path, folder, imported):
     torch.set_num_threads(1)
     train_both(folder, tmp_path / "one", Processes())
     mp.start_processes(work, (str(tmp_path / "store"), str(folder), str(tmp_path)), nprocs=2, start_method="fork")
-    for count, loss, name in product(("two", "sharded"), ("softmax", "sigmoid"), ("model", "task")):
+    trials = (("two", "softmax"), ("two", "sigmoid"), ("sharded", "sigmoid"))
+    for (count, loss), name in product(trials, ("model", "task")):
         alone, together = (load_file(tmp_path / part / loss / f"{name}.safetensors") for part in ("one", count))
         assert alone.keys() == together.keys()
         for key, value in alone.items():

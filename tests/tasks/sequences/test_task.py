@@ -223,7 +223,7 @@ def test_a_trial_that_is_broken_off_ends_in_the_same_weights(tmp_path, ends_in_t
 def test_from_the_command_line_to_the_report(tmp_path, said, refused, short_clocks):
     out, trial, lines = tmp_path / "study", tmp_path / "study/trials/dtn/seed0", tmp_path / "expressions.txt"
     command = f"compare --data {SPEC} --task sequence_classification --recipe listops(steps=4,batch_size=12) --arms dtn"
-    command = [*command.split(), "--seeds", 2, "--workers", 1, "--out", out]
+    command = [*command.split(), "--seeds", 1, "--workers", 1, "--out", out]
     assert "96 train, 24 val, 40 test" in said("", *command, "--dry-run").out
     said("", *command, "--cost-seconds", 0.1)
     scores = trial_scores(trial, "test")
