@@ -221,6 +221,7 @@ def test_a_study_as_a_user_runs_it(folder, tmp_path, said, short_clocks):
     assert "red top" in page
     result, scores = json.loads((trial / "result.json").read_text()), trial_scores(trial, "test")
     assert scores["ranking_precision"].mean() == pytest.approx(result["metrics"]["ranking_precision"], abs=1e-6)
+    said(command)  # a finished study is taken up
     outcome = json.loads(said(f"evaluate {trial} --device cpu --json").out)
     assert outcome["metrics"]["map"] == pytest.approx(result["metrics"]["map"], abs=1e-6)
     assert set(outcome["protocols"]["average_precision"]["per_label"]) == set(LABELS)

@@ -130,21 +130,24 @@ def test_a_listed_class_that_no_mask_shows_is_refused_with_a_remedy(tmp_path):
 
 def test_what_cannot_be_used_is_listed_before_training_or_left_out(tmp_path):
     """tests/data/test_faults.py has the reason of each."""
-    root = write_set(tmp_path, {"train": 8, "val": 2})
+    root = write_set(tmp_path, {"train": 10, "val": 2})
     save(root / "masks/train/0.png", labels(0, (11, 16)))
     (root / "masks/train/1.png").write_bytes(b"no image")
     (root / "images/train/2.jpg").unlink()
+    (root / "masks/train/4.png").unlink()
+    save(root / "masks/train/5.png", np.full((12, 16), IGNORE))
     save(root / "images/train/3.png", np.zeros((12, 16, 3)))
     with pytest.raises(UserError) as error:
         load(f"masks:{root}")
     for line in (
-        "5 images cannot be used", "train/1.jpg: its mask cannot be read: not an image",
-        "train/2.png: lacks an image in ", "train/3.jpg: other images have that name", "--unreadable skip",
+        "7 images cannot be used", "train/1.jpg: its mask cannot be read: not an image",
+        "train/2.png: lacks an image in ", "train/3.jpg: other images have that name",
+        "train/4.jpg: lacks a mask in ", "train/5.jpg: no pixel of its mask has a class", "--unreadable skip",
     ):  # fmt: skip
         assert line in str(error.value)
     dataset = load(f"masks:{root}", unreadable="skip")
-    assert dataset.splits["train"].ids == tuple(f"train/{i}.jpg" for i in range(4, 8))
-    assert dataset.summary()["left_out"] == 5
+    assert dataset.splits["train"].ids == tuple(f"train/{i}.jpg" for i in range(6, 10))
+    assert dataset.summary()["left_out"] == 7
     for path in root.glob("masks/*/*.png"):
         Image.fromarray(np.zeros((12, 16), np.uint8)).save(path, "JPEG")
     with pytest.raises(UserError, match="its mask is a JPEG file") as error:
