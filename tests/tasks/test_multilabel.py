@@ -150,20 +150,6 @@ def test_labels_become_targets_in_every_split(folder):
     assert ((batch.targets > 0) & (batch.targets < 1)).any()
 
 
-def test_splits_of_the_file_and_the_order_of_classes_txt_are_kept(folder, tmp_path):
-    rows = [("File", "Labels", "split")]
-    for number in range(30):
-        image, labels = draw(np.random.default_rng(number))
-        image.save(tmp_path / f"{number}.png")
-        rows.append((f"{number}.png", "|".join(labels), ("train", "valid", "test")[number % 3]))
-    spec = write(tmp_path / "marks.csv", rows)
-    (tmp_path / "classes.txt").write_text("stripe\nred top\nblue bottom\n")
-    outcome = load(spec)
-    assert outcome.classes == ("stripe", "red top", "blue bottom")
-    assert {name: len(split) for name, split in outcome.splits.items()} == {"train": 10, "val": 10, "test": 10}
-    assert outcome.splits["test"].ids == tuple(sorted(f"{n}.png" for n in range(2, 30, 3)))
-
-
 def test_class_folders_are_labels_joined_by_plus(tmp_path):
     rng = np.random.default_rng(0)
     for number in range(60):

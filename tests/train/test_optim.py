@@ -7,7 +7,6 @@ from torch import nn
 import vitmods as vm
 from vitmods.recipes import Recipe
 from vitmods.train.optim import (
-    check_every_parameter_is_trained,
     layer_scales,
     make_optimizer,
     parameter_groups,
@@ -29,15 +28,6 @@ def test_only_matrices_decay_and_neither_position_nor_tokens():
         for name, parameter in model.named_parameters()
         if name.endswith("weight") and parameter.ndim >= 2 and "norm" not in name
     }
-
-
-def test_a_parameter_in_two_groups_is_refused():
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2).requires_grad_(False))
-    assert [names_of(model, group) for group in parameter_groups(model, 0.1)] == [{"0.weight"}, {"0.bias"}]
-    optimizer = make_optimizer(model, Recipe())
-    optimizer.param_groups[1]["params"].append(model[0].weight)
-    with pytest.raises(ValueError, match="two of the optimizer's groups"):
-        check_every_parameter_is_trained(model, optimizer)
 
 
 def test_sgd_with_momentum():

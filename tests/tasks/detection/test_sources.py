@@ -306,8 +306,8 @@ def test_classes_are_named_once_in_classes_txt(tmp_path, spec):
     write_files(tmp_path, {f"{part}/0.png": encoded(noise(1, SIZE)) for part in ("images", "masks", "labels")})
     rows = "image,width,height,label,xmin,ymin,xmax,ymax\n0.png,64,48,cat,1,1,9,9\n"
     write_files(tmp_path, {"labels/0.txt": "", "boxes.csv": rows, "labels.csv": "file,labels\nimages/0.png,cat\n"})
-    write_files(tmp_path, {"classes.txt": "\ufeffcat\n\ndog\n"})
-    assert open_source(spec.format(tmp_path)).classes == ("cat", "dog")
+    write_files(tmp_path, {"classes.txt": "\ufeffdog\n\ncat\n"})
+    assert open_source(spec.format(tmp_path)).classes == ("dog", "cat")
     for content, words in (("cat\ndog\ncat\n", "names cat twice"), (b"\xff\xfecat", "cannot be read as text in UTF-8")):
         write_files(tmp_path, {"classes.txt": content})
         with pytest.raises(UserError, match=words):
