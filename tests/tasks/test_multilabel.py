@@ -9,9 +9,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import average_precision_score, label_ranking_average_precision_score
 
-import vitmods as vm
 from vitmods import data
-from vitmods.cli import main
 from vitmods.data import Batch
 from vitmods.recipes import Augment, Recipe
 from vitmods.study.trial import trial_scores
@@ -152,20 +150,6 @@ def test_labels_become_targets_in_every_split(folder):
     assert ((batch.targets > 0) & (batch.targets < 1)).any()
 
 
-def test_splits_of_the_file_and_the_order_of_classes_txt_are_kept(folder, tmp_path):
-    rows = [("File", "Labels", "split")]
-    for number in range(30):
-        image, labels = draw(np.random.default_rng(number))
-        image.save(tmp_path / f"{number}.png")
-        rows.append((f"{number}.png", "|".join(labels), ("train", "valid", "test")[number % 3]))
-    spec = write(tmp_path / "marks.csv", rows)
-    (tmp_path / "classes.txt").write_text("stripe\nred top\nblue bottom\n")
-    outcome = load(spec)
-    assert outcome.classes == ("stripe", "red top", "blue bottom")
-    assert {name: len(split) for name, split in outcome.splits.items()} == {"train": 10, "val": 10, "test": 10}
-    assert outcome.splits["test"].ids == tuple(sorted(f"{n}.png" for n in range(2, 30, 3)))
-
-
 def test_class_folders_are_labels_joined_by_plus(tmp_path):
     rng = np.random.default_rng(0)
     for number in range(60):
@@ -189,41 +173,31 @@ def test_class_folders_are_labels_joined_by_plus(tmp_path):
         ([("file", "labels"), ("0.png", "")], "does not label any image"),
         ([("file", "labels"), ("0.png", "a"), ("9.png", "b"), ("", "b")], r"2 lines\):\n.*line 3: 9.png is missing"),
         ([("file", "labels", "split"), ("0.png", "a", "val"), ("1.png", "b", "test")], "lacks images with split train"),
+        (b"file,labels\n\xff\xfe,a\n", "ÿþ is missing"),
+        (None, "cannot be read as a CSV file"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_clear_error(tmp_path, rows, message):
+def test_a_file_that_cannot_be_used_is_one_clear_error(folder, tmp_path, rows, message):
     """tests/data/test_faults.py has other faults."""
     for number in range(6):
         draw(np.random.default_rng(number))[0].save(tmp_path / f"{number}.png")
+    if isinstance(rows, bytes):
+        (tmp_path / "labels.csv").write_bytes(rows)
+    elif rows:
+        write(tmp_path / "labels.csv", rows)
     with pytest.raises(UserError, match=message):
-        load(write(tmp_path / "labels.csv", rows))
+        load(tmp_path / "labels.csv")
+    with pytest.raises(UserError, match=r"gives labels of each image, not a class\. Train it with --task multilabel"):
+        load(folder, target="class")
 
 
-def test_other_targets_and_files_are_refused(folder, tmp_path):
-    (tmp_path / "other.csv").write_bytes(b"file,labels\n\xff\xfe,a\n")
-    for path, target, words in (
-        (folder, "class", r"gives labels of each image, not a class\. Train it with --task multilabel"),
-        (tmp_path / "other.csv", "labels", "ÿþ is missing"),
-        (tmp_path / "none.csv", "labels", "cannot be read as a CSV file"),
-    ):
-        with pytest.raises(UserError, match=words):
-            load(path, target=target)
-
-
-def run(*words):
-    return main([str(word) for word in words])
-
-
-def test_a_study_as_a_user_runs_it(folder, tmp_path, capsys, short_clocks):
-    out = tmp_path / "study"
-    command = ["compare", "--task", "multilabel", "--data", folder / "labels.csv", "--base", "mu2/4", "--img-size", "8"]
-    command += ["--arms", "dpn", "--seeds", "2", "--epochs", "2", "--batch-size", "16", "--workers", "1"]
-    command += ["--cost-seconds", "0.1", "--device", "cpu", "--out", out]
-    assert run(*command, "--dry-run") == 0
+def test_a_study_as_a_user_runs_it(folder, tmp_path, said, short_clocks):
+    out, trial = tmp_path / "study", tmp_path / "study/trials/base/seed0"
+    command = f"compare --task multilabel --data {folder}/labels.csv --base mu2/4 --img-size 8 --arms dpn --seeds 1"
+    command += f" --epochs 2 --batch-size 16 --workers 1 --cost-seconds 0.1 --device cpu --out {out}"
+    said(f"{command} --dry-run")
     assert not out.exists()
-    assert run(*command) == 0
-    printed = capsys.readouterr().out
-    assert "mean average precision (val and test)" in printed
+    assert "mean average precision (val and test)" in said(command).out
     results = json.loads((out / "results.json").read_text())
     assert (results["metric"]["name"], results["complete"]) == ("map", True)
     assert results["settings"]["task"] == "multilabel"
@@ -231,13 +205,10 @@ def test_a_study_as_a_user_runs_it(folder, tmp_path, capsys, short_clocks):
     page = (out / "report.html").read_text()
     assert "Validation mean average precision in %" in page
     assert "red top" in page
-    trial = out / "trials/base/seed0"
     result, scores = json.loads((trial / "result.json").read_text()), trial_scores(trial, "test")
     assert scores["ranking_precision"].mean() == pytest.approx(result["metrics"]["ranking_precision"], abs=1e-6)
-    assert run(*command) == 0, "a finished study was not taken up"
-    capsys.readouterr()
-    assert run("evaluate", trial, "--device", "cpu", "--json") == 0
-    outcome = json.loads(capsys.readouterr().out)
+    said(command)  # a finished study is taken up
+    outcome = json.loads(said(f"evaluate {trial} --device cpu --json").out)
     assert outcome["metrics"]["map"] == pytest.approx(result["metrics"]["map"], abs=1e-6)
     assert set(outcome["protocols"]["average_precision"]["per_label"]) == set(LABELS)
 
@@ -251,18 +222,7 @@ def test_a_study_as_a_user_runs_it(folder, tmp_path, capsys, short_clocks):
         ("--task multilabel --metric top1", "ask for average_precision"),
     ],
 )
-def test_what_does_not_suit_the_task_is_refused_before_training(folder, tmp_path, capsys, words, message):
-    common = ["--data", folder, "--base", "mu2/4", "--img-size", "8", "--arms", "dpn", "--out", tmp_path / "no"]
-    assert run("compare", *common, *words.split()) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
+def test_what_does_not_suit_the_task_is_refused_before_training(folder, tmp_path, refused, words, message):
+    command = f"compare --data {folder} --base mu2/4 --img-size 8 --arms dpn --out {tmp_path}/no {words}"
+    assert message in refused(command)
     assert not list((tmp_path / "no").glob("trials/*"))
-
-
-def test_in_python_the_task_is_an_argument(folder, tmp_path):
-    options = {"seeds": 1, "img_size": 8, "in_chans": 3, "limit_train": 40}
-    recipe = Recipe().with_(epochs=1, batch_size=16, loss="bce", crop="none")
-    study = vm.Study("mu2/4", ["rms"], folder, recipe, task="multilabel", metric="exact_match", **options)
-    result = study.run(tmp_path, workers=1, device="cpu", cost_seconds=0, progress=False)
-    assert result.to_dict()["metric"]["title"] == "images with all labels right"
-    with pytest.raises(UserError, match="set loss to sigmoid or bce"):
-        vm.Study("mu2/4", ["rms"], folder, Recipe(), task="multilabel", **options)

@@ -34,7 +34,7 @@ def images(tmp_path_factory, example):
 
 
 def studies(images):
-    small = {"data": "digits", "base": "mu2/2", "limit_train": 96, "limit_val": 40}
+    small = {"data": "digits", "base": "mu2/2", "limit_train": 96, "limit_val": 40, "test_fraction": 0.05}
     digits = {
         task: {**small, "recipe": RECIPES[f"{task}_small"](1, batch_size=24).with_(**PLAIN, **fields)}
         for task, fields in EXACT.items()
@@ -71,7 +71,7 @@ def work(rank, store, images, out):
 
 
 @pytest.fixture(scope="module")
-def trained(images, tmp_path_factory):
+def trained(images, tmp_path_factory, imported):
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))

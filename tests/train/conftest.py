@@ -1,6 +1,7 @@
 """Real images (scikit-learn's digits) and a model small enough to train in a fraction of a second."""
 
 import dataclasses
+import importlib
 import json
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from vitmods import data
 from vitmods.data.batch import Batch
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification, Task
-from vitmods.train import RunOptions, train_trial
+from vitmods.train import RunOptions, checkpoint, train_trial
 from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
 
@@ -123,8 +124,32 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
+def imported():
+    """What processes that are forked need, once here and not in each of them."""
+    for name in ("torch.distributed.fsdp", "torch._dynamo", "torchvision.transforms.v2", "scipy.ndimage", "timm.optim"):
+        importlib.import_module(name)
+
+
+@pytest.fixture(scope="session")
 def bench():
-    return Bench(data.load("digits", img_size=(8, 8), in_chans=1, augment=RECIPE.augment, limit_train=160))
+    few = {"limit_train": 160, "limit_val": 40, "test_fraction": 0.05}
+    return Bench(data.load("digits", img_size=(8, 8), in_chans=1, augment=RECIPE.augment, **few))
+
+
+@pytest.fixture
+def goes_on(bench, tmp_path, monkeypatch):
+    """Check that a trial which is stopped after so many steps ends in the bits of one in tmp_path / "whole" that is
+    not; returns its checkpoint. `make()` -> model"""
+
+    def check(at=5, make=bench.model, **options):
+        bench.train(tmp_path / "whole", make(), **options)
+        bench.stop(monkeypatch, tmp_path / "parts", at, model=make(), **options)
+        saved = checkpoint.load(tmp_path / "parts")
+        bench.train(tmp_path / "parts", make(), **options)
+        assert bench.numbers(tmp_path / "parts") == bench.numbers(tmp_path / "whole")
+        return saved
+
+    return check
 
 
 @pytest.fixture

@@ -16,6 +16,6 @@ def test_a_trial_killed_anywhere_ends_in_the_same_bits(extent, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) >= {"few": 8, "all": 14}[extent]
+    assert len(results) >= {"few": 6, "all": 14}[extent]
     assert [result["case"] for result in results if not result["killed"]] == [], "the kill did not happen"
     assert [result["case"] for result in results if not result["same"]] == [], done.stderr

@@ -61,6 +61,8 @@ def logged(out):
 
 
 def test_a_resumed_trial_goes_on_in_its_run(bench, tmp_path, service, monkeypatch):
+    bench.stop(monkeypatch, tmp_path, 3, checkpoint_every_steps=2)
+    assert not service, "a logger that joins later gets the rows from then on"
     bench.stop(monkeypatch, tmp_path, 7, **ASKED)
     (rows,) = service.values()
     assert rows[-1] == ("stopped", {})
@@ -70,15 +72,6 @@ def test_a_resumed_trial_goes_on_in_its_run(bench, tmp_path, service, monkeypatc
     steps = [row for row in told if isinstance(row[0], int)]
     assert [(step, sorted(row)) for step, row in steps] == [(s, sorted(row)) for s, row in logged(tmp_path)]
     assert told[-1] == ("finished", {f"test/{name}": value for name, value in result["metrics"].items()})
-
-
-def test_a_logger_that_joins_later_gets_the_rows_from_then_on(bench, tmp_path, service, monkeypatch):
-    bench.stop(monkeypatch, tmp_path, 7, checkpoint_every_steps=4)
-    assert not service
-    before = len(logged(tmp_path))
-    bench.train(tmp_path, **ASKED)
-    ((_, *told, _),) = service.values()
-    assert told == logged(tmp_path)[before:]
 
 
 @pytest.mark.parametrize(("error", "status"), [(Diverged("not finite"), "diverged"), (UserError("full"), "failed")])
@@ -141,13 +134,12 @@ def test_unknown_and_missing_loggers_are_refused_before_any_work():
 
 
 RUN = LoggedRun("digits study", "dpn, seed 0", "abc123", {"study": "digits study", "arm": "dpn", "seed": 0})
+ROWS = ((5, {"train/loss": 1.0}), (5, {"val/top1": 0.5}))
 
 
-CONFIG = {"recipe": {"lr": 1e-3, "mean": (0.5,)}}
-
-
-def written(name, tmp_path, status="finished", rows=((5, {"train/loss": 1.0}), (5, {"val/top1": 0.5})), config=CONFIG):
-    logger = LOGGERS[name].open(replace(RUN, folder=tmp_path, config=config))
+def written(name, tmp_path, status="finished", rows=ROWS, **changed):
+    config = {"recipe": {"lr": 1e-3, "mean": (0.5,)}}
+    logger = LOGGERS[name].open(replace(RUN, **{"folder": tmp_path, "config": config, **changed}))
     for step, scalars in rows:
         logger.write(scalars, step)
     logger.close(status, {"test/top1": 0.75})
@@ -155,8 +147,11 @@ def written(name, tmp_path, status="finished", rows=((5, {"train/loss": 1.0}), (
 
 def test_mlflow_has_a_run_a_trial_with_its_fields_and_takes_it_up_again(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", tmp_path.as_uri())
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    with pytest.raises(UserError, match=r"cannot open .* Set MLFLOW_TRACKING_URI .*MLFLOW_ALLOW_FILE_STORE=true"):
+        check_loggers(["mlflow"])
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     check_loggers(["mlflow"])
     written("mlflow", tmp_path, status="stopped")
     written("mlflow", tmp_path, rows=[(9, {"train/loss": 0.5})])
@@ -168,26 +163,11 @@ def test_mlflow_has_a_run_a_trial_with_its_fields_and_takes_it_up_again(tmp_path
     assert run.data.params["recipe.lr"] == "0.001"
     assert [metric.step for metric in client.get_metric_history(run.info.run_id, "train/loss")] == [5, 9]
     assert run.data.tags["status"] == "finished"
+    written("mlflow", tmp_path, study="of a verdict", config={})
+    assert client.get_experiment_by_name("of a verdict") is not None
 
 
-def test_mlflow_takes_a_run_without_a_config(tmp_path, monkeypatch):
-    """A verdict has none."""
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", tmp_path.as_uri())
-    written("mlflow", tmp_path, config={})
-    assert mlflow.MlflowClient().get_experiment_by_name("digits study") is not None
-
-
-def test_mlflow_says_at_once_that_its_store_is_not_there(monkeypatch, tmp_path):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", tmp_path.as_uri())
-    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    with pytest.raises(UserError, match=r"cannot open .* Set MLFLOW_TRACKING_URI .*MLFLOW_ALLOW_FILE_STORE=true"):
-        check_loggers(["mlflow"])
-
-
-def test_wandb_writes_offline_into_the_trials_folder(tmp_path, monkeypatch):
+def test_wandb_writes_offline_into_the_trials_folder_and_needs_an_account_otherwise(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     wandb.teardown()
@@ -198,15 +178,10 @@ def test_wandb_writes_offline_into_the_trials_folder(tmp_path, monkeypatch):
     content = (folder / "run-abc123.wandb").read_bytes()
     for field in ("digits study", RUN.name, "trial", '"lr":0.001', "train/loss", "val/top1", "test/top1"):
         assert field.encode() in content, field
-
-
-def test_wandb_without_an_account_is_refused_at_once(monkeypatch, tmp_path):
-    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "online")
-    wandb.teardown()
     with pytest.raises(UserError, match="wandb login"):
         check_loggers(["wandb"])
     wandb.teardown()
@@ -225,22 +200,13 @@ def test_rows_after_the_checkpoint_are_cut_and_the_length_is_right_at_once(tmp_p
     metrics = MetricsFile(path, length, None)
     assert metrics.sync() == length == path.stat().st_size
     metrics.write({"step": 3})
+    with pytest.raises(ValueError, match="Out of range"):
+        metrics.write({"loss": float("nan")})
     assert metrics.sync() == path.stat().st_size
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
     metrics.close()
-
-
-def test_a_file_shorter_than_its_checkpoint_says_is_an_error(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(UserError, match="shorter than its checkpoint"):
-        MetricsFile(tmp_path / "metrics.jsonl", 100, None)
-
-
-def test_rows_are_strict_json(tmp_path):
-    metrics = MetricsFile(tmp_path / "metrics.jsonl", 0, None)
-    with pytest.raises(ValueError, match="Out of range"):
-        metrics.write({"loss": float("nan")})
-    metrics.close()
+        MetricsFile(path, 100, None)
 
 
 def test_tensorboard_has_the_rows_as_scalars(tmp_path):
@@ -278,12 +244,8 @@ def test_the_bar_shows_on_a_terminal_alone(monkeypatch, shown, terminal, ci, vis
     with ProgressBar(shown, "arm [red] seed 0", total=20, done=5, metrics=Classification.metrics) as bar:
         bar.show(ROW)
         bar.advance(10)
-    text = stream.getvalue()
-    assert bool(text) is visible
-    if visible:
-        assert "arm [red] seed 0" in text
-        assert "10/20" in text
-        assert "loss 0.250  top-1 50.00 %  1234 images/s  25 % waiting for images" in text
+    shows = ("arm [red] seed 0", "10/20", "loss 0.250  top-1 50.00 %  1234 images/s  25 % waiting for images")
+    assert all(text in stream.getvalue() for text in shows) == bool(stream.getvalue()) == visible
 
 
 def test_at_80_columns_the_bar_keeps_its_steps_and_time(monkeypatch):
@@ -294,8 +256,7 @@ def test_at_80_columns_the_bar_keeps_its_steps_and_time(monkeypatch):
         line = "".join(part.text for part in bar._bar.console.render(bar._bar.get_renderable())).splitlines()[0]
     assert len(line) <= 80
     assert line.startswith("dpn(before=whiten)+rms")
-    for shown in ("━━━", " 6000/15000 ", ":", "loss 0.250"):
-        assert shown in line
+    assert all(shown in line for shown in ("━━━", " 6000/15000 ", ":", "loss 0.250")), line
 
 
 def test_without_a_terminal_a_long_training_prints_the_time_left_once(monkeypatch):

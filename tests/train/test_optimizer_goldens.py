@@ -1,5 +1,6 @@
 """Steps of the training loop, schedule and clipping included, against what the papers' own optimizers did."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -32,22 +33,15 @@ def errors(run, expected):
         yield max((getattr(run.model, name) - value).abs().max().item() for name, value in parameters.items())
 
 
-def big_vision(name, given_gradients, recipe):
+@pytest.mark.parametrize("name", BIG_VISION)
+def test_a_step_equals_big_visions_optimizer_chain(name, given_gradients):
     golden = np.load(GOLDEN / f"{name}.npz")
 
     def read(what):
-        return {
-            own_name: torch.from_numpy(golden[f"{what}.{golden_name}"])
-            for own_name, golden_name in BIG_VISION_NAMES.items()
-        }
+        return {own: torch.from_numpy(golden[f"{what}.{other}"]) for own, other in BIG_VISION_NAMES.items()}
 
-    run = given_gradients(read("step0.before"), [read(f"step{k}.grad") for k in range(6)], recipe)
-    return list(errors(run, [read(f"step{k}.param") for k in range(6)]))
-
-
-@pytest.mark.parametrize("name", BIG_VISION)
-def test_a_step_equals_big_visions_optimizer_chain(name, given_gradients):
-    assert max(big_vision(name, given_gradients, BIG_VISION[name])) < 2e-6
+    run = given_gradients(read("step0.before"), [read(f"step{k}.grad") for k in range(6)], BIG_VISION[name])
+    assert max(errors(run, [read(f"step{k}.param") for k in range(6)])) < 2e-6
 
 
 @pytest.mark.parametrize(("name", "clip_norm"), [("timm_lamb_default", 1.0), ("timm_lamb_noclip", None)])
@@ -63,25 +57,21 @@ def test_a_step_equals_timms_lamb(name, clip_norm, given_gradients):
 
 
 OPTIMIZERS = {
-    "adamw bfloat16": {"moment": "bfloat16"},
-    "sgd bfloat16": {"optimizer": "sgd", "lr": 0.05, "moment": "bfloat16", "weight_decay": 0.01},
-    "lamb": {"optimizer": "lamb"},
-    "adamw of a part": {"train": "attention"},
-}
+    "AdamW in bfloat16, from a probe": {"moment": "bfloat16", "head_start": "probe"},
+    "SGD in bfloat16, as many of each class": {
+        "optimizer": "sgd", "lr": 0.05, "moment": "bfloat16", "weight_decay": 0.01, "sampler": "balanced",
+    },
+    "LAMB": {"optimizer": "lamb"},
+    "AdamW of a part": {"train": "attention"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_it_goes_on_bit_for_bit_where_the_steps_end_inside_an_epoch(bench, tmp_path, monkeypatch, optimizer):
-    recipe = bench.recipe(steps=10, layer_decay=0.7, ema=0.9, **OPTIMIZERS[optimizer])
-    unbroken = bench.train(tmp_path / "whole", recipe=recipe)
-    assert (unbroken["steps"], unbroken["epochs"]) == (10, 2.5)
-    rows = [row for row in bench.rows(tmp_path / "whole") if row["split"] == "val"]
-    assert [row["step"] for row in rows] == [4, 8, 10]
-
-    bench.stop(monkeypatch, tmp_path / "parts", at=5, recipe=recipe)
-    state = torch.load(tmp_path / "parts" / "checkpoint.pt", weights_only=True)["optimizer"]
+def test_it_goes_on_bit_for_bit_where_the_steps_end_inside_an_epoch(bench, tmp_path, goes_on, optimizer):
+    state = goes_on(recipe=bench.recipe(steps=10, layer_decay=0.7, ema=0.9, **OPTIMIZERS[optimizer]))["optimizer"]
+    result = json.loads((tmp_path / "whole/result.json").read_text())
+    assert (result["steps"], result["epochs"]) == (10, 2.5)
+    assert [row["step"] for row in bench.rows(tmp_path / "whole") if row["split"] == "val"] == [4, 8, 10]
     trained = sum(len(group["params"]) for group in state["param_groups"])
     assert len(state["state"]) == trained
     assert (trained < len(bench.model().state_dict())) == ("part" in optimizer)
-    bench.train(tmp_path / "parts", recipe=recipe)
-    assert bench.numbers(tmp_path / "parts") == bench.numbers(tmp_path / "whole")

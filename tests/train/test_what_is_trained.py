@@ -56,15 +56,6 @@ def test_with_norms_that_are_blended_in_the_head_is_a_probe_of_what_base_gives(b
     assert torch.equal(run.model.head.bias, bias)
 
 
-def test_a_stopped_trial_resumes_to_the_same_weights(bench, tmp_path, monkeypatch):
-    recipe = bench.recipe(head_start="probe")
-    bench.train(tmp_path / "whole", recipe=recipe)
-    bench.stop(monkeypatch, tmp_path / "parts", at=5, recipe=recipe)
-    monkeypatch.setattr("vitmods.train.loop.head_from_probe", None)  # a checkpoint has the head
-    bench.train(tmp_path / "parts", recipe=recipe)
-    assert bench.numbers(tmp_path / "parts") == bench.numbers(tmp_path / "whole")
-
-
 @pytest.mark.parametrize("head", [nn.Identity(), nn.Linear(64, 10, bias=False), nn.Linear(64, 7)], ids=str)
 def test_another_head_is_left_with_a_reason(bench, tmp_path, head):
     model = bench.model()
@@ -80,13 +71,6 @@ def test_one_image_of_a_class_is_enough():
     assert (torch.eye(9) @ weight.T + bias).argmax(dim=1).tolist() == list(range(9))
 
 
-def test_trials_without_it_are_those_of_before():
-    assert "head_start" not in Recipe().to_dict()
-    for name in ("finetune", "finetune_sgd"):
-        recipe = RECIPES[name]()
-        assert Recipe.from_dict(recipe.to_dict()).head_start == "probe"
-
-
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_tasks_without_a_head_of_classes_do_not_read_it(name):
     assert TASKS[name].fitted(RECIPES["finetune"]()).head_start == ("probe" if name == "classification" else "drawn")
@@ -96,7 +80,7 @@ def test_tasks_without_a_head_of_classes_do_not_read_it(name):
 def test_frozen_weights_stay_as_they_were(bench, tmp_path, recipe):
     model = bench.model()
     roles = parameter_roles(model)
-    bench.train(tmp_path, recipe=bench.recipe(train="attention", epochs=1, **recipe))
+    bench.train(tmp_path, model, bench.recipe(train="attention", epochs=1, **recipe))
     after = load_file(tmp_path / "model.safetensors")
     moved = {name for name, before in bench.model().state_dict().items() if not torch.equal(before, after[name])}
     assert {roles[name] for name in moved} == {"attention", "positions", "head"}
@@ -135,8 +119,9 @@ def averaged(values, decay):
     return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
 
 
-def test_equals_the_normalized_sum_after_every_update():
+def test_equals_the_normalized_sum_after_every_update_without_the_initial_weights():
     model, values = Counting(), [3.0, -1.0, 4.0, 1.0, 5.0, 9.0]
+    model.set(1e6)
     ema = Ema(model, decay=0.9)
     for count in range(1, len(values) + 1):
         model.set(values[count - 1])
@@ -145,28 +130,6 @@ def test_equals_the_normalized_sum_after_every_update():
         torch.testing.assert_close(ema.model.weight.data, torch.full((3,), expected, dtype=torch.float64))
         torch.testing.assert_close(ema.model.mean, torch.full((2,), 10 * expected, dtype=torch.float64))
         assert ema.model.count == int(values[count - 1])
-
-
-def test_initial_weights_do_not_count():
-    model = Counting()
-    model.set(1e6)
-    ema = Ema(model, decay=0.999)
-    model.set(2.0)
-    ema.update()
-    assert ema.model.weight.tolist() == [2.0] * 3
-
-
-def test_state_of_an_average_comes_back():
-    model = Counting()
-    ema = Ema(model, decay=0.5)
-    model.set(3.0)
-    ema.update()
-    other = Ema(model, decay=0.5)
-    other.load_state_dict(ema.state_dict())
-    model.set(5.0)
-    ema.update()
-    other.update()
-    assert torch.equal(ema.model.weight, other.model.weight)
 
 
 def test_what_is_frozen_is_the_models_own_and_takes_no_memory():
@@ -185,13 +148,10 @@ def test_what_is_frozen_is_the_models_own_and_takes_no_memory():
 
 
 @pytest.mark.parametrize("recipe", [{"train": "lora(rank=2)"}, {"train": "dora(rank=2)", "ema": 0.8}], ids=str)
-def test_a_trial_of_adapters_resumes_and_ends_in_merged_weights(bench, tmp_path, monkeypatch, recipe):
-    recipe = bench.recipe(epochs=2, **recipe)
-    result = bench.train(tmp_path / "whole", recipe=recipe)
-    bench.stop(monkeypatch, tmp_path / "parts", at=5, recipe=recipe)
-    bench.train(tmp_path / "parts", recipe=recipe)
-    assert bench.numbers(tmp_path / "parts") == bench.numbers(tmp_path / "whole")
+def test_a_trial_of_adapters_goes_on_and_ends_in_merged_weights(bench, tmp_path, goes_on, recipe):
+    goes_on(recipe=bench.recipe(epochs=2, **recipe))
     base, images = bench.model(), torch.randn(3, 1, 8, 8)
+    result = json.loads((tmp_path / "whole/result.json").read_text())
     assert result["params"] == sum(p.numel() for p in base.parameters())
     merged = bench.model().eval()
     before = {name: value.clone() for name, value in merged.state_dict().items()}
@@ -216,17 +176,14 @@ def test_adapters_are_refused_where_they_cannot_be_trained(task, options, messag
         RunOptions(**options).check_task(kind.from_recipe(recipe), recipe)
 
 
-@pytest.mark.parametrize("fields", [{"sampler": "balanced"}, {"class_weights": "balanced"}], ids=str)
-def test_a_trial_of_balanced_classes_resumes_to_the_same_weights(bench, tmp_path, monkeypatch, fields):
-    recipe = bench.recipe(epochs=2, **fields)
-    bench.train(tmp_path / "whole", recipe=recipe)
-    bench.stop(monkeypatch, tmp_path / "parts", at=5, recipe=recipe)
-    bench.train(tmp_path / "parts", recipe=recipe)
-    assert bench.numbers(tmp_path / "parts") == bench.numbers(tmp_path / "whole")
-    bench.train(tmp_path / "plain", recipe=bench.recipe(epochs=2))
-    is_equal = bench.numbers(tmp_path / "plain")["weights"] == bench.numbers(tmp_path / "whole")["weights"]
-    assert is_equal == ("class_weights" in fields), "16 digits of each class: their weights are 1"
-    assert Recipe.from_dict(json.loads((tmp_path / "whole" / "config.json").read_text())["recipe"]) == recipe
+def test_balanced_classes_change_what_is_drawn_or_the_weights_of_images(bench, tmp_path):
+    results, recipes = {}, {name: bench.recipe(epochs=1, **{name: "balanced"}) for name in ("sampler", "class_weights")}
+    for name, recipe in {"plain": bench.recipe(epochs=1), **recipes}.items():
+        bench.train(tmp_path / name, recipe=recipe)
+        results[name] = bench.numbers(tmp_path / name)["weights"]
+        assert Recipe.from_dict(json.loads((tmp_path / name / "config.json").read_text())["recipe"]) == recipe
+    assert results["class_weights"] == results["plain"], "16 digits of each class: their weights are 1"
+    assert results["sampler"] != results["plain"]
 
 
 def test_balance_is_refused_where_it_has_no_effect():
@@ -238,4 +195,3 @@ def test_balance_is_refused_where_it_has_no_effect():
         assert fields in TASKS[task].ignored_fields()
     with pytest.raises(UserError, match="leave out repeats"):
         Recipe().with_(sampler="balanced", repeats=3)
-    assert not {"sampler", "class_weights"} & {*Recipe().to_dict()["augment"], *Recipe().to_dict()["loss"]}

@@ -163,9 +163,7 @@ def test_an_image_that_exif_turns_does_not_fit_boxes_of_the_unturned(tmp_path):
         open_source(f"coco:{tmp_path}")
 
 
-@pytest.mark.parametrize(
-    ("count", "message"), [(9, r"has boxes without masks.*"), (1, "train/0.png: has boxes without masks: .*")]
-)
+@pytest.mark.parametrize(("count", "message"), [(9, r"has boxes without masks.*"), (1, "train/0.png: has boxes .*")])
 def test_a_set_without_masks_says_so_where_they_are_needed(tmp_path, count, message):
     def without_masks(split, content):
         for annotation in content["annotations"][:count]:
@@ -233,8 +231,7 @@ def test_yolo_gives_fractions_polygons_and_images_without_objects(tmp_path):
     ],
 )
 def test_lines_of_yolo_without_an_object_are_reported(tmp_path, line, reason):
-    broken = open_source(f"yolo:{yolo(tmp_path, [line])}").broken
-    assert any(reason in row.reason for row in broken)
+    assert any(reason in row.reason for row in open_source(f"yolo:{yolo(tmp_path, [line])}").broken)
 
 
 def table(folder, rows):
@@ -309,8 +306,8 @@ def test_classes_are_named_once_in_classes_txt(tmp_path, spec):
     write_files(tmp_path, {f"{part}/0.png": encoded(noise(1, SIZE)) for part in ("images", "masks", "labels")})
     rows = "image,width,height,label,xmin,ymin,xmax,ymax\n0.png,64,48,cat,1,1,9,9\n"
     write_files(tmp_path, {"labels/0.txt": "", "boxes.csv": rows, "labels.csv": "file,labels\nimages/0.png,cat\n"})
-    write_files(tmp_path, {"classes.txt": "\ufeffcat\n\ndog\n"})
-    assert open_source(spec.format(tmp_path)).classes == ("cat", "dog")
+    write_files(tmp_path, {"classes.txt": "\ufeffdog\n\ncat\n"})
+    assert open_source(spec.format(tmp_path)).classes == ("dog", "cat")
     for content, words in (("cat\ndog\ncat\n", "names cat twice"), (b"\xff\xfecat", "cannot be read as text in UTF-8")):
         write_files(tmp_path, {"classes.txt": content})
         with pytest.raises(UserError, match=words):
@@ -341,14 +338,6 @@ def test_coco_as_programs_write_it(tmp_path, change):
     assert (source.classes, source.broken) == (("cat", "dog"), [])
     assert source.splits["train"].label_sets == ((1,), (0,), ())
     assert [item.size for item in source.splits["train"].annotations] == [SIZE] * 3
-
-
-def test_categories_of_val_that_are_others_are_refused(tmp_path):
-    def change(split, content):
-        content["categories"][0]["name"] += split
-
-    with pytest.raises(UserError, match=r"other categories than .*, such as dogval"):
-        open_source(f"coco:{coco(tmp_path, change)}")
 
 
 def test_a_test_folder_that_is_missing_is_a_warning_and_a_train_folder_an_error(tmp_path):

@@ -159,20 +159,15 @@ def test_an_evaluation_has_the_loss_and_leaves_everything_as_it_was(kind):
 
 BACKBONES = {
     "plain ViT": plain,
-    "PVT v2": pyramid,
-    "PVT of Hugging Face": lambda: without_head(pvt()),
     "PVT of Hugging Face with DTN": lambda: without_head(replace_norms(pvt(), vm.DynamicTokenNorm()).model),
-    "PVT v2 with DTN": lambda: replace_norms(pyramid(), vm.DynamicTokenNorm()).model,
     "PVT v2 with RMSNorm": lambda: replace_norms(pyramid(), vm.Norm("rms", exact=False)).model,
     "plain ViT with DTN": lambda: without_head(vm.apply(vm.vit("mu2/16", img_size=64), vm.DynamicTokenNorm())),
 }
 
 
-@pytest.mark.parametrize(
-    ("task", "name"), [*((Detection, name) for name in BACKBONES), (InstanceSegmentation, "plain ViT with DTN")]
-)
-def test_every_parameter_of_every_backbone_is_trained_on_images_of_any_size(name, task):
-    made = task(fpn_channels=16)
+@pytest.mark.parametrize("name", BACKBONES)
+def test_every_parameter_of_every_backbone_is_trained_on_images_of_any_size(name):
+    made = (InstanceSegmentation if name == "plain ViT with DTN" else Detection)(fpn_channels=16)
     backbone = BACKBONES[name]()
     torch.manual_seed(0)
     model = few(made.wrap(backbone, 3)).train()
@@ -278,7 +273,7 @@ def pycocotools(classes, pairs, kind):
     return dict(zip(NAMES, evaluation.stats[:6], strict=True))
 
 
-@pytest.mark.parametrize("cases", [range(16), pytest.param(range(16, 500), marks=pytest.mark.long)])
+@pytest.mark.parametrize("cases", [range(12), pytest.param(range(12, 500), marks=pytest.mark.long)])
 def test_average_precision_is_that_of_pycocotools(cases):
     compared = 0
     for seed in cases:

@@ -14,6 +14,7 @@ from vitmods.data.sources import open_source
 from vitmods.recipes import small_detection
 from vitmods.study.trial import trial_scores
 from vitmods.tasks import TASKS
+from vitmods.train import RunOptions, train_trial
 from vitmods.train.trial import read_examples
 
 RECIPE = small_detection(2, batch_size=4).with_(accumulate=2, ema=0.5, fpn_channels=16, drop_path=0.2)
@@ -28,7 +29,7 @@ def shapes(tmp_path_factory, example):
 
 @pytest.mark.parametrize("name", [pytest.param("detection", marks=pytest.mark.long), "instance_segmentation"])
 def test_a_broken_off_trial_ends_in_the_same_bits(shapes, tmp_path, ends_in_the_same_bits, name):
-    def make():
+    def train(out):
         task = TASKS[name].from_recipe(RECIPE)
         dataset = task.load_data(f"coco:{shapes}", img_size=64, augment=RECIPE.augment)
         torch.manual_seed(0)
@@ -37,24 +38,24 @@ def test_a_broken_off_trial_ends_in_the_same_bits(shapes, tmp_path, ends_in_the_
         if name == "instance_segmentation":
             model.detector.rpn._pre_nms_top_n = model.detector.rpn._post_nms_top_n = {"training": 20, "testing": 8}
             model.detector.roi_heads.fg_bg_sampler.batch_size_per_image = 8
-        return model, task, dataset
+            model.detector.roi_heads.detections_per_img = 5
+        options = RunOptions("cpu", tensorboard=False, progress=False, checkpoint_every_steps=2)
+        train_trial(model, task, dataset, RECIPE, out=out, options=options)
 
-    ends_in_the_same_bits(make, RECIPE, tmp_path, "val", stop_at=3, checkpoint_every_steps=2)
+    ends_in_the_same_bits(train, tmp_path, "val", stop_at=3)
 
 
 @pytest.fixture(scope="module")
 def study(shapes, tmp_path_factory, short_clocks):
     """Base and DTN, one seed, from the shell."""
     out = tmp_path_factory.mktemp("runs") / "shapes"
-    command = ["compare", "--task", "detection", "--data", f"coco:{shapes}", "--base", f"timm:pvt_v2_b0?{SMALL}"]
-    command += ["--img-size", "64", "--arms", "dtn=replace(dtn)", "--seeds", "1", "--epochs", "2"]
-    command += ["--fpn-channels", "16", "--workers", "1", "--out", str(out), "--quiet"]
-    assert main([*command, "--dry-run"]) == 0
-    assert main([*command, "--cost-seconds", "0.1"]) == 0
+    command = f"compare --task detection --data coco:{shapes} --base timm:pvt_v2_b0?{SMALL} --img-size 64"
+    command += f" --arms dtn=replace(dtn) --seeds 1 --epochs 1 --fpn-channels 16 --workers 1 --out {out} --quiet"
+    assert main([*command.split(), "--cost-seconds", "0.1"]) == 0
     return out
 
 
-def test_a_study_is_answered_with_costs_its_report_shows_boxes_and_a_trial_is_evaluated_again(study, capsys):
+def test_a_study_is_answered_with_costs_its_report_shows_boxes_and_a_trial_is_evaluated_again(study, said):
     assert json.loads((study / "results.json").read_text())["metric"]["name"] == "ap"
     costs = json.loads((study / "costs.json").read_text())
     assert 1 < costs["arms"]["dtn"]["flops"] < 2
@@ -67,8 +68,7 @@ def test_a_study_is_answered_with_costs_its_report_shows_boxes_and_a_trial_is_ev
     examples = read_examples(trial)
     assert (list(examples.legend), len(examples.panels)) == (["disc", "square"], 4)
     assert not list(study.rglob("warnings.json")), [path.read_text() for path in study.rglob("warnings.json")]
-    assert main(["evaluate", str(trial), "--json"]) == 0
-    evaluated = json.loads(capsys.readouterr().out)
+    evaluated = json.loads(said(f"evaluate {trial} --json").out)
     expected = json.loads((trial / "result.json").read_text())["metrics"]
     for name in ("ap", "ap50", "image_ap50"):
         assert evaluated["metrics"][name] == pytest.approx(expected[name])
@@ -77,21 +77,19 @@ def test_a_study_is_answered_with_costs_its_report_shows_boxes_and_a_trial_is_ev
     assert sum(detail["ap"].values()) / 2 == pytest.approx(expected["ap"])
 
 
-def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_path, capsys):
+def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_path, said):
     out = tmp_path / "trial"
-    command = ["train", "--task", "instance_segmentation", "--data", f"coco:{shapes}", "--base", "mu2/16"]
-    command += ["--img-size", "32", "--epochs", "1", "--fpn-channels", "8", "--limit-train", "4", "--limit-val", "2"]
-    assert main([*command, "--arm", "rms", "--out", str(out), "--quiet"]) == 0
+    said(
+        f"train --task instance_segmentation --data coco:{shapes} --base mu2/16 --img-size 32 --epochs 1 --arm rms "
+        f"--fpn-channels 8 --limit-train 4 --limit-val 2 --out {out} --quiet"
+    )
     metrics = json.loads((out / "result.json").read_text())["metrics"]
     assert {"ap", "mask_ap", "mask_ap50", "image_ap50"} <= set(metrics)
-    capsys.readouterr()
     Image.open(shapes / "val" / "000.png").resize((150, 120)).save(tmp_path / "large.png")
     paths = [str(shapes / "val" / "001.png"), str(tmp_path / "large.png")]
     written = tmp_path / "found/train.json"
-    command = ["predict", str(out), *paths, "--draw", str(tmp_path / "drawn")]
-    command += ["--annotations", str(written), "--format"]
-    assert main([*command, "json"]) == 0
-    small, large = json.loads(capsys.readouterr().out)
+    command = ["predict", out, *paths, "--draw", tmp_path / "drawn", "--annotations", written, "--format"]
+    small, large = json.loads(said("", *command, "json").out)
     assert Image.open(large["drawn"]).size == (150, 120)
     for row, width in ((small, 64), (large, 150)):
         assert row["objects"]
@@ -110,6 +108,4 @@ def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_p
         shutil.copy(image, written.parent)
     source = open_source(f"coco:{written.parent}")
     assert source.classes == ("disc", "square")
-    capsys.readouterr()
-    assert main([*command, "csv"]) == 0
-    assert capsys.readouterr().out.startswith("image,rank,class,")
+    assert "\nimage,rank,class," in said("", *command, "csv").out

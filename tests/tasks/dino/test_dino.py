@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from torchvision.transforms import functional
 
 import vitmods as vm
-from vitmods.cli import main
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.recipes.schedule import half_cosine, lr_at, resolve
 from vitmods.study.checkpoints import open_trial
@@ -91,10 +90,15 @@ def test_crops_differ_in_size_and_follow_the_seed_alone():
     assert not torch.equal(batches[0].views[1], batches[0].views[2])
 
 
-@pytest.mark.parametrize("change", [vm.DynamicTokenNorm(), vm.Norm("rms"), vm.Norm("batch")], ids=str)
+def trained(out, recipe, *changes, options=CPU):
+    """(model, task, result)"""
+    model, task, images = on_digits("dino", recipe, *changes)
+    return model, task, train_trial(model, task, images, recipe, out=out, options=options)
+
+
+@pytest.mark.parametrize("change", [vm.DynamicTokenNorm(), vm.Norm("batch")], ids=str)
 def test_a_trial_resumes_in_the_same_bits(tmp_path, ends_in_the_same_bits, change):
-    recipe = small_recipe()
-    ends_in_the_same_bits(lambda: on_digits("dino", recipe, change), recipe, tmp_path, "test", 5)
+    ends_in_the_same_bits(lambda out: trained(out, small_recipe(), change), tmp_path, "test", 5)
     config = json.loads((tmp_path / "whole/metrics.jsonl").read_text().splitlines()[0])
     assert {"loss", "teacher_entropy"} <= config.keys()
     teacher = open_trial(tmp_path / "whole")
@@ -106,29 +110,24 @@ def test_the_center_does_not_depend_on_parts(tmp_path):
     centers = []
     for accumulate in (1, 2):
         recipe = small_recipe().with_(accumulate=accumulate, steps=1, warmup_steps=0, warmup_epochs=None)
-        model, task, images = on_digits("dino", recipe)
-        train_trial(model, task, images, recipe, out=tmp_path / str(accumulate), options=CPU)
+        _, task, _ = trained(tmp_path / str(accumulate), recipe)
         centers.append(task.teacher.center)
     torch.testing.assert_close(*centers)
 
 
-@pytest.mark.parametrize(
-    ("break_model", "words"),
-    [
-        (lambda model: model.backbone.norm.weight.zero_(), "the same features"),
-        (lambda model: model.head.last_layer.weight_g.zero_(), "targets are uniform"),
-        (lambda model: model.center[0, 1:].fill_(1e4), "all images one target"),
-    ],
-)
-def test_collapse_is_a_failure_with_a_reason(break_model, words):
-    recipe = small_recipe()
-    model, task, images = on_digits("dino", recipe)
-    assert task.evaluate(model, images.eval_batches("test", 32)).failure is None
-    task.is_done = True
-    assert task.evaluate(model, images.eval_batches("test", 32)).failure is None
-    with torch.no_grad():
-        break_model(model)
-    assert words in task.evaluate(model, images.eval_batches("test", 32)).failure
+def test_collapse_is_a_failure_with_a_reason():
+    for words, broken in {
+        "the same features": lambda model: model.backbone.norm.weight.zero_(),
+        "targets are uniform": lambda model: model.head.last_layer.weight_g.zero_(),
+        "all images one target": lambda model: model.center[0, 1:].fill_(1e4),
+    }.items():
+        model, task, images = on_digits("dino", small_recipe())
+        assert task.evaluate(model, images.eval_batches("test", 32)).failure is None
+        task.is_done = True
+        assert task.evaluate(model, images.eval_batches("test", 32)).failure is None
+        with torch.no_grad():
+            broken(model)
+        assert words in task.evaluate(model, images.eval_batches("test", 32)).failure
 
 
 def test_hue_and_blur_are_torchvisions_with_numbers_of_each_image():
@@ -155,9 +154,8 @@ def test_the_colors_of_a_crop_depend_on_its_own_numbers():
 
 def test_sgd_trains_the_last_layer_once_it_thaws(tmp_path):
     recipe = small_recipe().with_(optimizer="sgd", lr=0.01)
-    model, task, images = on_digits("dino", recipe)
-    before = model.head.last_layer.weight_v.detach().clone()
-    result = train_trial(model, task, images, recipe, out=tmp_path, options=CPU)
+    before = on_digits("dino", recipe)[0].head.last_layer.weight_v
+    model, _, result = trained(tmp_path, recipe)
     assert result["status"] == "finished"
     assert not torch.equal(model.head.last_layer.weight_v, before)
 
@@ -183,44 +181,35 @@ def test_a_probe_reads_the_last_blocks(pool):
         last_blocks(torch.nn.Linear(2, 2), images, 2)
 
 
-@pytest.mark.parametrize(("data", "name"), [("digits", "dino_small"), ("photographs", "dino_100")])
-def test_the_recipe_follows_the_images(data, name):
-    defaults = DIGITS if data == "digits" else Defaults("Ti/16", 224, images=100_000, side=300)
-    _, reason = RecipeChoice().resolve(TASKS["dino"], defaults, defaults.img_size, None, {})
-    assert f"Recipe {name}" in reason
+def test_the_recipe_follows_the_images():
+    for defaults, name in ((DIGITS, "dino_small"), (Defaults("Ti/16", 224, images=100_000, side=300), "dino_100")):
+        assert f"Recipe {name}" in RecipeChoice().resolve(TASKS["dino"], defaults, defaults.img_size, None, {})[1]
 
 
-def test_a_pretrained_folder_is_fine_tuned(tmp_path, capsys):
+def test_a_study_compares_by_the_probe_and_its_teachers_are_fine_tuned(tmp_path, said, refused):
     few = "--data digits --limit-train 48 --limit-val 20 --epochs 1 --batch-size 24 --device cpu --quiet"
-    small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    assert main(["pretrain", *few.split(), "--base", "mu1/2", *small, "--out", str(tmp_path / "dino")]) == 0
-    assert json.loads((tmp_path / "dino/config.json").read_text())["task"] == "dino"
-    assert main(["finetune", "--from", str(tmp_path / "dino"), *few.split(), "--out", str(tmp_path / "tuned")]) == 0
-    assert "top1" in json.loads((tmp_path / "tuned/result.json").read_text())["metrics"]
-    assert main(["pretrain", *few.split(), "--task", "classification"]) == 2
-    assert "reads labels" in capsys.readouterr().err
-
-
-def test_a_study_can_compare_by_the_probe(tmp_path):
     recipe = RECIPES["dino_small"](epochs=1, batch_size=24).with_(**SMALL)
     study = vm.Study("mu1/2", ["rms"], "digits", recipe=recipe, task="dino", metric="probe", seeds=1, limit_train=48)
     answer = study.run(tmp_path, device="cpu", cost_seconds=0, progress=False, budget=1, workers=1)
     assert answer.metric.name == "probe"
     trial, out = tmp_path / "trials/base/seed0", tmp_path / "evaluated.json"
-    options = f"--protocol probe --split test --device cpu --out {out}"
-    assert main(["evaluate", str(trial), *options.split()]) == 0
+    said(f"evaluate {trial} --protocol probe --split test --device cpu --out {out}")
     evaluated = json.loads(out.read_text())["metrics"]["probe"]  # of the teacher, which the trial saved
     assert trial_scores(trial, "test")["probe"].mean() == pytest.approx(evaluated, abs=1e-9)
+    said(f"finetune --from {trial} {few} --out {tmp_path}/tuned")
+    assert "top1" in json.loads((tmp_path / "tuned/result.json").read_text())["metrics"]
+    small = " ".join(f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items())
+    said(f"pretrain {few} --base mu1/2 {small} --out {tmp_path}/dino")
+    assert json.loads((tmp_path / "dino/config.json").read_text())["task"] == "dino"
+    assert "reads labels" in refused(f"pretrain {few} --task classification")
 
 
 @pytest.mark.long
 def test_a_compiled_trial_is_the_plain_one(tmp_path, monkeypatch):
     compile = torch.nn.Module.compile  # inductor's C++ takes minutes to compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: compile(module, backend="aot_eager"))
-    recipe = small_recipe()
     for name, options in (("plain", CPU), ("compiled", replace(CPU, compile=True))):
-        model, task, images = on_digits("dino", recipe)
-        train_trial(model, task, images, recipe, out=tmp_path / name, options=options)
+        trained(tmp_path / name, small_recipe(), options=options)
     plain, compiled = (load_file(tmp_path / name / "task.safetensors") for name in ("plain", "compiled"))
     for key, value in plain.items():
         torch.testing.assert_close(compiled[key], value, atol=2e-3, rtol=1e-3, msg=key)

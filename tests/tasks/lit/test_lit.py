@@ -320,11 +320,15 @@ def test_the_tokenizer_is_learned_and_encodes_any_text(folder):
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
 def test_a_trial_resumes_in_the_same_bits(tmp_path, folder, ends_in_the_same_bits, loss):
-    settings = recipe(loss=loss)
-    ends_in_the_same_bits(lambda: made(f"pairs:{folder}/pairs.jsonl", settings), settings, tmp_path, "test", 4)
+    settings, spec = recipe(loss=loss), f"pairs:{folder}/pairs.jsonl"
+
+    def train(out):
+        train_trial(*made(spec, settings), settings, out=out, options=CPU)
+
+    ends_in_the_same_bits(train, tmp_path, "test", 4)
     rows = map(json.loads, (tmp_path / "whole/metrics.jsonl").read_text().splitlines())
     assert any({"loss", "text_r1", "image_r1", "scale"} <= row.keys() for row in rows if row["split"] == "train")
-    trained, start = open_trial(tmp_path / "whole"), made(f"pairs:{folder}/pairs.jsonl", settings)[0]
+    trained, start = open_trial(tmp_path / "whole"), made(spec, settings)[0]
     for name, value in start.backbone.state_dict().items():
         assert torch.equal(value, trained.backbone.state_dict()[name]), "the image tower is frozen"
     assert trained.text.encode(["red"])[0, 0] > 1
@@ -346,7 +350,10 @@ def test_training_finds_texts_and_classes(tmp_path, folder):
 
 
 def test_a_study_starts_from_the_towers_of_another(tmp_path, folder):
-    sizes, how = {"img_size": 16, "in_chans": 3, "seeds": 2}, StudyOptions("cpu", workers=1, progress=False)
+    sizes, how = (
+        {"img_size": 16, "in_chans": 3, "seeds": 2},
+        StudyOptions("cpu", workers=1, progress=False, cost_seconds=0),
+    )
     towers = vm.Study("mu2/4", ["dpn"], folder / "classes", RECIPES["plain"](1).with_(batch_size=16), **sizes)
     towers.run(tmp_path / "towers", options=how)
     captions = f"pairs:{folder}/pairs.jsonl"
@@ -387,18 +394,19 @@ def work(rank, store, folder, out):
 
 def train_both(folder, out, processes, shard=False):
     options = RunOptions("cpu", progress=False, tensorboard=False, shard=shard)
-    for loss in ("softmax", "sigmoid"):
+    for loss in ("sigmoid",) if shard else ("softmax", "sigmoid"):
         settings = recipe(loss=loss, frozen_image=loss == "sigmoid", optimizer="sgd", lr=0.1)  # Adam amplifies rounding
         trial = made(f"pairs:{folder}/pairs.jsonl", settings)
         train_trial(*trial, settings, out=out / loss, options=options, processes=processes)
 
 
 @pytest.mark.forks
-def test_two_processes_are_one(tmp_path, folder):
+def test_two_processes_are_one(tmp_path, folder, imported):
     torch.set_num_threads(1)
     train_both(folder, tmp_path / "one", Processes())
     mp.start_processes(work, (str(tmp_path / "store"), str(folder), str(tmp_path)), nprocs=2, start_method="fork")
-    for count, loss, name in product(("two", "sharded"), ("softmax", "sigmoid"), ("model", "task")):
+    trials = (("two", "softmax"), ("two", "sigmoid"), ("sharded", "sigmoid"))
+    for (count, loss), name in product(trials, ("model", "task")):
         alone, together = (load_file(tmp_path / part / loss / f"{name}.safetensors") for part in ("one", count))
         assert alone.keys() == together.keys()
         for key, value in alone.items():

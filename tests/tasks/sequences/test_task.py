@@ -12,6 +12,9 @@ import torch
 import vitmods as vm
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.recipes.schedule import lr_at, resolve
+from vitmods.study.cells import Trial
+from vitmods.study.store import StudyFolder
+from vitmods.study.trial import TrialRunner, trial_scores
 from vitmods.tasks import SequenceClassification
 from vitmods.tasks.sequences.data import load_sequences
 from vitmods.tasks.sequences.sources import OPERATIONS, VOCABULARY, TooLong, expression
@@ -20,6 +23,15 @@ from vitmods.train.optim import make_optimizer
 from vitmods.util.errors import UserError
 
 SPEC = "listops:generated?train=96&val=24&test=40&min_length=5&max_length=30"
+
+
+HF = {
+    "big_bird": "hidden_size=16&num_hidden_layers=1&num_attention_heads=2&intermediate_size=32&block_size=2"
+    "&num_random_blocks=1",
+    "reformer": "hidden_size=16&num_attention_heads=2&attention_head_size=8&feed_forward_size=32"
+    "&attn_layers=['lsh','local']&lsh_attn_chunk_length=4&local_attn_chunk_length=4&num_buckets=4",
+}
+BASES = {"ours": "LRA-64", **{name: f"hf-text:{name}?{options}" for name, options in HF.items()}}
 
 
 def load(spec=SPEC, longest=29, **options):
@@ -127,29 +139,19 @@ def folder(tmp_path):
         ([("( [MAX 2 ) ]", 2), ("( [MUL 2 ) ]", 2)], r"train.tsv, line 3: '\[MUL' is not a token"),
         ([("2", 12)], "1 line cannot be used:\n.*line 2: it needs an expression in the column Source"),
         ([("2", 12)] * 30, r"(?s)30 lines cannot be used:.* line 21: .*and 10 more"),
-        (
-            [("2", 1), ("", 1), ("2 a", 1)],
-            r"2 lines cannot be used:\n.*train.tsv, line 3: .*\n.*line 4: 'a' is not a token",
-        ),
+        ([("2", 1), ("", 1), ("2 a", 1)],
+         r"2 lines cannot be used:\n.*train.tsv, line 3: .*\n.*line 4: 'a' is not a token"),
         ([("()", 1)], "tokens are missing"),
+        (b"Source\tTarget\n\xff\xfe\t1\n", "basic_train.tsv, line 2: .* is not a token"),
+        (b"Source\tTarget\n" + b"2" * 200_000 + b"\t2\n", r"basic_train.tsv cannot be read as a CSV file in UTF-8: "),
     ],
-)
-def test_lines_that_are_none_are_named(folder, rows, words):
-    write(folder, "train", rows)
+)  # fmt: skip
+def test_lines_and_files_that_are_none_are_named(folder, rows, words):
+    if isinstance(rows, bytes):
+        (folder / "basic_train.tsv").write_bytes(rows)
+    else:
+        write(folder, "train", rows)
     with pytest.raises(UserError, match=words):
-        load(f"listops:{folder}", 4)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"Source\tTarget\n\xff\xfe\t1\n", "basic_val.tsv, line 2: .* is not a token"),
-        (b"Source\tTarget\n" + b"2" * 200_000 + b"\t2\n", r"basic_val.tsv cannot be read as a CSV file in UTF-8: "),
-    ],
-)
-def test_files_that_are_no_table_are_named(folder, content, message):
-    (folder / "basic_val.tsv").write_bytes(content)
-    with pytest.raises(UserError, match=message):
         load(f"listops:{folder}", 4)
 
 
@@ -205,3 +207,41 @@ def test_training_learns_what_can_be_learned_from_long_range_arenas_files(folder
     rows = [json.loads(line) for line in (tmp_path / "trial" / "metrics.jsonl").read_text().splitlines()]
     assert [row["top1"] for row in rows if row["split"] == "train"][-1] > 0.9
     assert result["metrics"]["top1"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("base", "arm"), [("ours", "dtn"), ("big_bird", "replace(batchnorm)"), ("reformer", "replace(dtn)")]
+)
+def test_a_trial_that_is_broken_off_ends_in_the_same_weights(tmp_path, ends_in_the_same_bits, base, arm):
+    recipe = RECIPES["listops"](6, batch_size=12).with_(dropout=0.1 if base == "ours" else None)
+    sizes = {"img_size": (1, 29), "in_chans": 16}
+    study = vm.Study(BASES[base], [arm], SPEC, recipe, task="sequence_classification", **sizes)
+    runner, trial = TrialRunner(StudyFolder(tmp_path), study.settings.measure), Trial(study.settings.cells[1], 0)
+    ends_in_the_same_bits(lambda out: runner.train(trial, out), tmp_path, "test", 4)
+
+
+def test_from_the_command_line_to_the_report(tmp_path, said, refused, short_clocks):
+    out, trial, lines = tmp_path / "study", tmp_path / "study/trials/dtn/seed0", tmp_path / "expressions.txt"
+    command = f"compare --data {SPEC} --task sequence_classification --recipe listops(steps=4,batch_size=12) --arms dtn"
+    command = [*command.split(), "--seeds", 1, "--workers", 1, "--out", out]
+    assert "96 train, 24 val, 40 test" in said("", *command, "--dry-run").out
+    said("", *command, "--cost-seconds", 0.1)
+    scores = trial_scores(trial, "test")
+    assert {"top1", "nll", "ids"} <= scores.keys()
+    assert len(scores["ids"]) == 40
+    assert "table of tokens" in (out / "report.html").read_text()
+
+    lines.write_text("[MAX 2 9 [MIN 4 7 ] 0 ]\n\n( ( [SM 2 ) 3 ) ]\n")
+    rows = json.loads(said(f"predict {trial} {lines} --format json").out)
+    assert [row["image"] for row in rows] == [f"{lines}:1", f"{lines}:3"]
+    assert all(abs(sum(row["probabilities"].values())) <= 1.0001 for row in rows)
+    lines.write_text("[MAX 2 nine ]\n")
+    assert "'nine' is not a token" in refused(f"predict {trial} {lines}")
+
+    evaluated = json.loads(said(f"evaluate {trial} --protocol top1 calibration --json").out)
+    assert evaluated["metrics"]["top1"] == pytest.approx(scores["top1"].mean())
+    assert "images" in refused(f"evaluate {trial} --protocol corruptions")
+    assert "Tokens: shortest" in said("data", SPEC).out
+    assert "leave unreadable=skip out" in refused(
+        "", *command[:-1], tmp_path / "x", "--unreadable", "skip", "--dry-run"
+    )
