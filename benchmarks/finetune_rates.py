@@ -24,9 +24,9 @@ from vitmods.evals.protocols import run_protocols
 from vitmods.study.cells import ImageOptions
 from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.defaults import RecipeChoice
+from vitmods.study.fixed import fixed_settings
 from vitmods.study.settings import Settings, make_seeds
 from vitmods.study.store import StudyFolder
-from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.train.options import RunOptions
 

@@ -17,7 +17,7 @@ from vitmods.papers import TABLES
 from vitmods.recipes import RECIPES
 from vitmods.recipes.recipe import ModelSettings
 from vitmods.recipes.registry import network
-from vitmods.study.study import one_spelling
+from vitmods.study.fixed import one_spelling
 from vitmods.study.trial import base_config
 from vitmods.util.errors import UserError
 

@@ -24,12 +24,12 @@ from vitmods.study.bases import make_base
 from vitmods.study.cells import ImageOptions, Trial
 from vitmods.study.checkpoints import Start, open_trial
 from vitmods.study.executors import StudyOptions
+from vitmods.study.fixed import fixed_settings
 from vitmods.study.frozen import times_at_other_sizes
 from vitmods.study.grid import AS_IS
 from vitmods.study.prepare import build_arms
 from vitmods.study.settings import Settings
 from vitmods.study.store import Facts, StudyFolder
-from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.train import RunOptions
 from vitmods.util.errors import UserError

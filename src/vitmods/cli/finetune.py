@@ -76,9 +76,9 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.finetune import save_delta, train_only
     from vitmods.finetune.adapters import WEIGHTS
     from vitmods.study.checkpoints import Checkpoint, arms_in
+    from vitmods.study.fixed import fixed_settings
     from vitmods.study.prepare import say
     from vitmods.study.settings import Settings, make_seeds
-    from vitmods.study.study import fixed_settings
     from vitmods.train.trial import ADAPTERS
 
     if arms := arms_in(options.model):

@@ -96,9 +96,9 @@ def main(arguments: Sequence[str], kind: type[Train] = Train, command: str = "tr
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
     from vitmods.study.arms import BASE, arm_from_text
+    from vitmods.study.fixed import fixed_settings
     from vitmods.study.prepare import say
     from vitmods.study.settings import Settings, make_seeds
-    from vitmods.study.study import fixed_settings
     from vitmods.tasks.base import TASKS, WITHOUT_LABELS
 
     if kind is Pretrain and TASKS[options.dataset.task].target not in WITHOUT_LABELS:

@@ -39,10 +39,11 @@ from vitmods.study.cells import ImageOptions
 from vitmods.study.choice import LEARNING_STEPS, LEAST_BYTES
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
+from vitmods.study.fixed import USUAL_IMAGES
 from vitmods.study.prepare import say, workers_for
 from vitmods.study.retrain import Retrained, retrain_study
 from vitmods.study.store import IMAGES_FILE, StudyFolder, read_object
-from vitmods.study.study import USUAL_IMAGES, USUAL_OPTIONS, Study, override
+from vitmods.study.study import USUAL_OPTIONS, Study, override
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically, write_json

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unicodedata import normalize
+from urllib.parse import quote
 
 import numpy as np
 
@@ -20,15 +21,18 @@ from vitmods.data.sources.layout import (
     SeveralReadings,
     Tree,
     ending_of,
+    in_words,
     leave_out_copies,
     list_tree,
     parse_reading,
     places_of,
     understand,
 )
+from vitmods.data.sources.lists import divide, find_lists
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, similar_folder
 from vitmods.util.tables import TABLES
+from vitmods.util.text import first_of
 
 Places = Mapping[str, list[tuple[Tree, str]]]
 """split -> its folders, each with its class, or "" where the folders in it are classes"""
@@ -78,12 +82,15 @@ def folder(path: str | Path, splits: str | None = None) -> Source:
             )
         warnings = leave_out_copies(tree)
         given = None if splits is None else parse_reading(splits)
+        lists = {name: split for name, split in (given or {}).items() if (root / name).is_file()}
+        if lists and given:
+            given = {name: split for name, split in given.items() if name not in lists} or None
         try:
             found, notes = understand(tree, where) if given is None else (given, [])
         except SeveralReadings as error:  # a table may say what is meant
             lines = labels.specifications(error.tree, error.where)
             raise UserError("\n".join([str(error), *lines])) from None
-        if given is None and (table := labels.table_of(tree, found, where)):
+        if given is None and not lists and (table := labels.table_of(tree, found, where)):
             return table
     places = places_of(tree, found)
     warnings += [f"Linked folders already read once were not read again: {', '.join(repeated)}."] if repeated else []
@@ -103,6 +110,20 @@ def folder(path: str | Path, splits: str | None = None) -> Source:
             warnings.append(f"{count:,} images of {split} are in no class folder: {split} was not used.")
             del places[split]
     classes, records, more = _class_records(root, places)
+    seen, parts = find_lists(root, records["train"]) if records.keys() == {"train"} and splits is None else ({}, {})
+    if seen:
+        counts = ", ".join(f"{len(part):,} for {split}" for split, part in parts.items())
+        option = ",".join(f"{quote(file, safe='/. ')}:{split}" for file, split in seen.items())
+        raise UserError(
+            f"{where} has lists of its splits. Say whether they are meant:\n"
+            f'  the lists {first_of([*map(printable, seen)], 3)} ({counts}): --data "{where}?splits={option}"\n'
+            f"{in_words(tree, found, where)}, from which val and test are made"
+        )
+    if lists:
+        if records.keys() != {"train"}:
+            raise UserError(f"{where} has split folders: leave the lists {first_of([*lists], 3)} out of splits.")
+        records, left = divide(records["train"], root, lists)
+        more += left
     return Source(name, tuple(map(printable, classes)), records, warnings + more)
 
 

@@ -262,7 +262,8 @@ def _correlation(made: "np.ndarray", original: "np.ndarray") -> float:
 
 
 def parse_reading(text: str) -> dict[str, str]:
-    """Read the option `splits`: "none", or FOLDER:SPLIT separated by commas. Raises UserError."""
+    """Read the option `splits`: "none", or FOLDER:SPLIT separated by commas, or lists of images as FILE:SPLIT. Raises
+    UserError."""
     if text == "none":
         return {".": "train"}
     pairs = [pair.rpartition(":") for pair in text.split(",")]

@@ -1,0 +1,102 @@
+"""Lists that say which images of class folders are in which split, one image a line.
+
+    food-101/images/apple_pie/134.jpg
+    food-101/meta/train.txt             apple_pie/134
+    food-101/meta/test.txt
+
+Lines name an image by its path, with or without ending, and may have more columns, such as its label. Lists are used as
+`?splits=../meta/train.txt:train,../meta/test.txt:test`; where they are there and nobody says so, an error shows this.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from vitmods.data.records import SPLITS, Records, printable
+from vitmods.data.sources.layout import ending_of, is_dir, split_word, stem_of
+from vitmods.util.errors import UserError
+from vitmods.util.tables import IMAGE_NAMES, Finder, read_rows
+
+ENDINGS = {".txt", ".csv", ".tsv", ".lst", ".list"}
+MOST_ENTRIES = 1000  # of a folder in which lists are looked for
+TRIED = 50  # lines of a list
+NAMED = 0.9  # of the images, at least, that lists name together
+
+
+def divide(records: Records, root: Path, lists: Mapping[str, str]) -> tuple[dict[str, Records], list[str]]:
+    """Return the images of each split, and what to say of those that no list names.
+
+    lists: file, as a path from root -> split. Raises UserError where a list names something else, or two name an image.
+    """
+    position = {name: i for i, name in enumerate(records.ids)}
+    finder, split_of = Finder(records.ids), dict[int, str]()
+    for file, split in lists.items():
+        shown = printable(str(root / file))
+        for line, name in _names(root / file):
+            try:
+                found = finder.find(name)
+            except ValueError as error:
+                raise UserError(f"Line {line} of {shown}: {printable(name)} {error}.") from None
+            if found is None:
+                raise UserError(f"Line {line} of {shown} names {printable(name)}, which {root} does not have.")
+            if split_of.setdefault(position[found], split) != split:
+                raise UserError(f"{printable(found)} is in the lists of two splits: leave it out of one ({shown}).")
+    parts = {split: sorted(i for i, other in split_of.items() if other == split) for split in SPLITS}
+    left = len(records) - len(split_of)
+    return (
+        {split: records.take(np.array(part)) for split, part in parts.items() if part},
+        [f"{left:,} images that no list of a split names were left out."] * bool(left),
+    )
+
+
+def find_lists(root: Path, records: Records) -> tuple[dict[str, str], dict[str, Records]]:
+    """Find lists of a folder's images, in it and beside it: file, as a path from root -> split; and what they divide.
+
+    Empty unless those of one folder name nearly all images, each in one split, and train is one of several.
+    """
+    finder: Finder | None = None
+    for folder, names in _places(root):
+        of_split: dict[str, str] = {}
+        for name in sorted(names):
+            word = split_word(stem_of(name)) if ending_of(name) in ENDINGS else None
+            if word is None or word[0] in of_split:
+                continue
+            finder = finder or Finder(records.ids)
+            with suppress(UserError, ValueError):  # another kind of text, or names that several images have
+                first = [finder.find(text) for _, text in islice(_names(Path(folder, name)), TRIED)]
+                if first and all(first):
+                    of_split[word[0]] = name
+        if "train" not in of_split or len(of_split) < 2:
+            continue
+        lists = {os.path.relpath(os.path.join(folder, of_split[s]), root): s for s in SPLITS if s in of_split}
+        with suppress(UserError):
+            parts, _ = divide(records, root, lists)
+            if sum(map(len, parts.values())) >= NAMED * len(records):
+                return {file.replace(os.sep, "/"): split for file, split in lists.items()}, parts
+    return {}, {}
+
+
+def _places(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the folder, the one above it, and the folders in both, each with the names of its files."""
+    for folder in (os.path.abspath(root), os.path.dirname(os.path.abspath(root))):
+        folders = []
+        with suppress(OSError), os.scandir(folder) as entries:
+            some = [entry for entry in islice(entries, MOST_ENTRIES) if not entry.name.startswith(".")]
+            folders = sorted(entry.path for entry in some if is_dir(entry) and entry.path != os.path.abspath(root))
+            yield folder, [entry.name for entry in some if entry.is_file()]
+        for below in folders:
+            with suppress(OSError), os.scandir(below) as entries:
+                yield below, [entry.name for entry in islice(entries, MOST_ENTRIES) if entry.is_file()]
+
+
+def _names(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number of each line of a list and the image that it names. Raises UserError for other files."""
+    header, rows = read_rows(path)
+    if header and header[0].lower() not in IMAGE_NAMES:  # the first line is one of them
+        yield 1, header[0]
+    for line, row in rows:
+        yield line, str((row or {}).get(header[0], ""))
