@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import re
-import statistics
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -220,13 +219,6 @@ def test_a_page_of_a_running_study_says_until_when_it_holds(synthetic, tmp_path)
     finished = render(answer)
     assert "Running" not in finished
     assert "refresh" not in finished
-
-
-def test_base_has_its_spread(synthetic, tmp_path):
-    answer = synthetic.make_answer(tmp_path, arms=1)
-    sd = 100 * statistics.stdev(answer.base.scores.values())
-    assert f"<small>sd {sd:.2g} over 5 seeds</small>" in render(answer)
-    assert "<small>sd " not in render(synthetic.make_answer(tmp_path, arms=1, seeds=1))
 
 
 NOTHING = [(arm, seed) for arm in (-1, 0) for seed in range(2)]

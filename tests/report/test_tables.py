@@ -122,8 +122,12 @@ def test_warnings_take_a_few_lines_and_the_others_are_counted(synthetic):
 def test_base_has_its_spread(synthetic):
     answer = synthetic.make_answer("study", arms=1, seeds=2)
     first, second = (100 * score for score in answer.base.scores.values())
-    assert f", sd {abs(first - second) / 2**0.5:.2g} over 2 seeds." in " ".join(render(answer, 80).split())
-    assert ", sd " not in render(synthetic.make_answer("study", arms=1, seeds=1), 80)
+    sd = f"sd {abs(first - second) / 2**0.5:.2g} over 2 seeds"
+    assert f", {sd}." in " ".join(render(answer, 80).split())
+    assert f"<small>{sd}</small>" in page_of(answer)
+    single = synthetic.make_answer("study", arms=1, seeds=1)
+    assert ", sd " not in render(single, 80)
+    assert "<small>sd " not in page_of(single)
 
 
 def test_what_makes_numbers_doubtful_is_printed(synthetic):
