@@ -31,6 +31,7 @@ COUNTS = [  # model, arm, recipe or options; parameters (or millions of them) an
     ("B/16", "", "augreg", 86_567_656 - 768 + 768 * 769, None),  # timm's, with a layer of representation
     ("S/16", "", "augreg", 22_050_664 - 384 + 384 * 385, None), ("S/32", "", "augreg", 22_878_952 - 384, None),
     ("S/16", "", "better_plain", 22_050_664 - 197 * 384 - 384 + 384 * 385, None),  # fixed positions, no class token
+    ("B/16", "dpn", {}, 86_567_656 + 1536 + 1536, None), ("B/32", "dpn", {}, 88_224_232 + 6144 + 1536, None),
     ("S/16", "", "deit", 22_050_664, None),
     ("T*/16", "", "dtn", "5.710", 1.26), ("S/16", "", "dtn", "22.036", 4.60), ("S*/16", "", "dtn", "27.777", 5.77),
     ("B/16", "", "dtn", "86.539", 17.58), ("B*/16", "", "dtn", "86.539", None),
