@@ -20,15 +20,11 @@ from vitmods.study.trial import base_config
 from vitmods.util.errors import UserError
 
 RUN = [table for table in TABLES.values() if table.study]
-BASES, KNOWN = [], set()
-for table in RUN:
-    for base in table.study.bases.values():
-        if ":" not in base:  # in every run: a model of each table, and each model of a recipe once
-            names = {table.name, (table.study.recipe, base)} if not table.line_up.start else {table.name}
-            BASES.append(
-                pytest.param(table, base, id=f"{table.name}-{base}", marks=[pytest.mark.long] * (names <= KNOWN))
-            )
-            KNOWN |= names
+BASES = [  # in every run a model of each table
+    pytest.param(table, base, id=f"{table.name}-{base}", marks=[pytest.mark.long] * (number > 0))
+    for table in RUN
+    for number, base in enumerate(base for base in table.study.bases.values() if ":" not in base)
+]
 
 
 @pytest.fixture(scope="module")
