@@ -221,7 +221,14 @@ def test_an_entry_of_a_factorial_study_has_the_effects_of_its_changes(
     assert found.keys() == {"rms", "levit", "hmlp"}
     for change, effect in answer.headline.effects.items():
         assert found[change] == pytest.approx((effect.effect, *effect.interval), abs=1e-3)
+    assert (tmp_path / "gallery" / "together-narrow.svg").read_text().startswith("<svg")
+    assert (tmp_path / "gallery" / "together.tar.xz").stat().st_size > 1000
     page = (tmp_path / "gallery.md").read_text()
+    for part in ("## Together\n\nWhat came out.\n", "(gallery/together.svg)", "<!-- report: together -->"):
+        assert part in page
+    assert gallery.UNKEPT not in page
+    assert "--out" not in page.partition("```console")[2]
+    assert gallery.public("vitmods compare --data /home/me/pets --out /tmp/x") == "vitmods compare --data path/to/pets"
     assert "on average over the other changes on and off. 12 trials, up to 2 seeds per run" in page
     assert "*No run can have levit with hmlp" in page
     claims = load("docs/gallery/claims.py")
