@@ -56,9 +56,9 @@ def test_every_arm_of_a_line_up_cites_what_it_is():
     """Its own kind of stem or norm, where it has kinds, and the paper of its change otherwise."""
     for text in LINE_UPS:
         assert text == "norms" or find_line_up(text)
-        edits = [edit for arm in arms_from_text(text) for edit in arm.changes]
-        assert edits
-        for edit in edits:
+        arms = arms_from_text(text)
+        assert arms
+        for edit in (edit for arm in arms for edit in arm.changes):
             change = getattr(edit, "change", edit)  # of replace(...)
             kinds = {"stem": STEMS, "norm": NORMS}.get(change.name)
             paper = kinds[change.kind].paper if kinds else type(change).paper
