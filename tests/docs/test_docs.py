@@ -116,6 +116,8 @@ def test_python_blocks_run(page, code, tmp_path, monkeypatch, short_clocks):
         _check_names(code)
         return
     monkeypatch.chdir(tmp_path)
+    plain = vm.recipes.plain  # only training is made small
+    monkeypatch.setattr(vm.recipes, "plain", lambda **given: plain(**{**given, "epochs": 1}))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), _registered_by_a_page():
         exec(compiled, {"__name__": "a_page"})
