@@ -71,12 +71,7 @@ def test_the_package_works_with_its_dependencies_alone(installed, tmp_path):
     script = "from importlib.metadata import distributions; print(*(package.name for package in distributions()))"
     assert set(map(canonicalize_name, run(programs / "python", "-c", script).split())) == {*needed, "vitmods"}
     assert not {"pytest", "hypothesis", "ray", "transformers", "torchmetrics", "onnx"} & needed
-    for words, said in (
-        (["--help"], "usage: vitmods COMMAND"),
-        (["compare", "--help"], "usage: vitmods compare"),
-        (["changes"], "Dual PatchNorm"),
-    ):
-        assert said in run(programs / "vitmods", *words, cwd=tmp_path)
+    assert "usage: vitmods COMMAND" in run(programs / "vitmods", "--help", cwd=tmp_path)
     study = "compare --base mu1/2 --arms dpn --seeds 1 --steps 2 --device cpu --workers 1 --cost-seconds 0 --out study"
     assert "Report: study/report.html" in run(programs / "vitmods", *study.split(), cwd=tmp_path)
     assert (tmp_path / "study" / "report.html").exists()

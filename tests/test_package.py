@@ -1,12 +1,22 @@
-"""The front door: what importing costs, and that names mean the same whatever is imported first."""
+"""The front door: what importing costs, names that mean the same whatever is imported first, no circle of files, and
+the lowest versions that pyproject.toml allows."""
 
+import ast
+import graphlib
+import importlib.util
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import grimp
 import pytest
 
 import vitmods as vm
+from vitmods.tasks import TASKS
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def run(code):
@@ -83,3 +93,65 @@ def test_type_checkers_know_every_change():
     source = Path(vm.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
     ours = [kind.__name__ for kind in vm.changes.REGISTRY.values() if kind.__module__.startswith("vitmods.")]
     assert [name for name in ours if f" as {name}\n" not in source] == []
+
+
+def arrows(graph):
+    """Module -> what it imports; an ``__init__`` may gather the files of its own folder."""
+    for module in graph.modules:
+        found = graph.find_modules_directly_imported_by(module)
+        yield module, {other for other in found if not other.startswith(f"{module}.")}
+
+
+def test_there_is_no_circle_of_files_and_one_would_be_found():
+    """Imports inside functions count too."""
+    graph = grimp.build_graph("vitmods", exclude_type_checking_imports=True, cache_dir=None)
+    assert len(graph.modules) > 100
+    graphlib.TopologicalSorter(dict(arrows(graph))).prepare()  # CycleError names the files
+    graph.add_import(importer="vitmods.util.errors", imported="vitmods.cli.compare")
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(dict(arrows(graph))).prepare()
+
+
+def compared_strings(code):
+    """The strings that comparisons of Python code read, with their lines."""
+    comparisons = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Compare | ast.MatchValue))
+    parts = ((part, node.lineno) for node in comparisons for part in ast.walk(node))
+    return [
+        (part.value, line) for part, line in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    ]
+
+
+def test_the_core_does_not_compare_names_of_tasks():
+    root = Path(vm.__file__).parent
+    leaves = [root / "papers", root / "analysis", *(path for path in (root / "tasks").iterdir() if path.is_dir())]
+    core = [path for path in root.rglob("*.py") if not any(path.is_relative_to(leaf) for leaf in leaves)]
+    assert len(core) > 100
+    places = [f"{path}:{line}" for path in core for name, line in compared_strings(path.read_text()) if name in TASKS]
+    assert not places
+    assert compared_strings('task in ("dino", x)') == [("dino", 1)]
+
+
+def test_contracts_name_every_task_of_its_own_folder():
+    root = Path(vm.__file__).parent
+    folders = {f"vitmods.tasks.{path.parent.name}" for path in (root / "tasks").glob("*/__init__.py")}
+    assert len(folders) > 5
+    configured = PROJECT["tool"]["importlinter"]
+    contracts = {contract["name"]: contract for contract in configured["contracts"]}
+    assert folders == set(contracts["The core never imports a task of its own folder"]["forbidden_modules"])
+    assert folders == set(contracts["Tasks do not import each other"]["modules"])
+
+
+def test_the_pins_are_the_lower_bounds():
+    spec = importlib.util.spec_from_file_location("minimum", ROOT / "benchmarks/minimum.py")
+    minimum = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(minimum)
+    assert (ROOT / "requirements-minimum.txt").read_text() == minimum.pins(), "run make minimum-lock"
+
+
+def test_every_dependency_of_dev_that_users_have_too_has_the_same_bound():
+    project = PROJECT["project"]
+    extras = project["optional-dependencies"]
+    users = {line.partition(">=")[0]: line for name, part in extras.items() if name != "dev" for line in part}
+    users |= {line.partition(">=")[0]: line for line in project["dependencies"]}
+    for line in extras["dev"]:
+        assert users.get(line.partition(">=")[0], line) == line

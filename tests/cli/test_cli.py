@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -27,24 +27,6 @@ pytestmark = pytest.mark.usefixtures("short_clocks")
 
 COMPARE = "compare --base mu/4 --arms dpn --seeds 1 --epochs 1 --limit-train 128"
 COMPARE += " --workers 1 --device cpu --cost-seconds 0.1"
-
-
-TIMED = ("--budget=1h", "--dry-run", "--pilot")
-
-
-@pytest.mark.parametrize("option", ["--until-decided", "--budget=3trials", *TIMED])
-def test_runs_whose_steps_are_not_timed_start_the_imports_of_workers_early(monkeypatch, said, option):
-    begun = []
-
-    @contextmanager
-    def start_early(options):
-        begun.append(options.workers)
-        yield
-
-    monkeypatch.setattr(compare, "start_template_early", start_early)
-    monkeypatch.setattr(compare, "run", lambda *_: 0)
-    said("compare --workers 2", option)
-    assert begun == [2] * (option not in TIMED)
 
 
 def test_help_is_quick_and_imports_nothing_heavy():
@@ -115,8 +97,9 @@ def shown(printed):
     return set(re.findall(r"^[│ ] (?:-h, )?--(?:no-)?(\w[\w-]*)", printed.out, flags=re.MULTILINE))
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])  # on wide terminals tyro puts two boxes in a row
-@pytest.mark.parametrize("command", ["compare", "train", "finetune"])
+@pytest.mark.parametrize(  # on wide terminals tyro puts two boxes in a row
+    ("command", "columns"), [("compare", 60), ("compare", 200), ("train", 80), ("finetune", 80)]
+)
 def test_help_shows_the_main_options_and_help_all_every_one(command, columns, said, monkeypatch):
     full = shown(said(command, "--recipe", "plain", "--help-all"))
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -91,7 +91,7 @@ def test_of_processes_that_train_together_one_announces_it(capsys, monkeypatch):
 
 def test_a_study_in_a_terminal(tmp_path):
     """One bar of 80 columns at a time, a line for each trial above it, and a last screen of 25 lines."""
-    command = "compare --base mu/4 --arms dpn rms placement(attn=post,mlp=post) --seeds 2 --epochs 1 --limit-train 128"
+    command = "compare --base mu/4 --arms placement(attn=post,mlp=post) --seeds 2 --epochs 1 --limit-train 128"
     command += " --workers 1 --device cpu --cost-seconds 0 --out study"
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 80, 0, 0))
@@ -115,13 +115,13 @@ def test_a_study_in_a_terminal(tmp_path):
     assert shell.returncode == 0, received.decode()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", received.decode()).replace("\r\n", "\n")
     lines = [line for part in text.split("\n") for line in part.split("\r") if line.strip()]
-    bars = [line for line in lines if re.match(r"\d/8 [━╸╺]", line)]
+    bars = [line for line in lines if re.match(r"\d/4 [━╸╺]", line)]
     assert bars
     assert max(map(len, bars)) <= 80
     assert any(re.search(r" step \d+/\d+ +(about [\d.]+ s left|measuring the time)$", bar.rstrip()) for bar in bars)
-    assert len([line for line in lines if re.match(r"  \d of 8  .*seed \d: top-1 .*\(\d+ s", line)]) == 8
-    after = text.partition("  8 of 8  ")[2].partition("\n")[2]
-    last = re.sub(r"\d/8 [━╸╺].*?[\r\n]+", "", after).strip("\r\n").split("\n")
+    assert len([line for line in lines if re.match(r"  \d of 4  .*seed \d: top-1 .*\(\d+ s", line)]) == 4
+    after = text.partition("  4 of 4  ")[2].partition("\n")[2]
+    last = re.sub(r"\d/4 [━╸╺].*?[\r\n]+", "", after).strip("\r\n").split("\n")
     rows = sum(max(1, -(-len(line.rstrip()) // 80)) for line in last)
     assert rows <= 24, "and the prompt of the shell"
     assert "Next: " in "\n".join(last)

@@ -26,7 +26,7 @@ def content(folder, name):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob(name)}
 
 
-@pytest.mark.usefixtures("short_clocks")
+@pytest.mark.usefixtures("short_clocks", "short_probes")
 def test_both_stages_resume_in_the_same_bits(tmp_path, monkeypatch, capsys):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert shell([*COMMAND, "--out", str(whole), "--dry-run"]) == 0

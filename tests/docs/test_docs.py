@@ -1,5 +1,6 @@
 """What the pages say is so: links lead somewhere, code runs, commands and options exist, counts are the code's."""
 
+import ast
 import contextlib
 import dataclasses
 import io
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -50,12 +52,6 @@ def test_relative_links_resolve(page):
     for target in targets:
         if "://" not in target and not target.startswith("#"):
             assert (page.parent / target.partition("#")[0]).exists(), f"{name_of(page)} links to {target}"
-
-
-def test_every_page_is_in_the_index():
-    index = (ROOT / "docs" / "index.md").read_text()
-    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
-    assert not [page for page in pages if f"]({page})" not in index]
 
 
 def test_results_answer_questions_and_name_every_page_of_the_log():
@@ -120,6 +116,8 @@ def test_python_blocks_run(page, code, tmp_path, monkeypatch, short_clocks):
         _check_names(code)
         return
     monkeypatch.chdir(tmp_path)
+    plain = vm.recipes.plain  # only training is made small
+    monkeypatch.setattr(vm.recipes, "plain", lambda **given: plain(**{**given, "epochs": 1}))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), _registered_by_a_page():
         exec(compiled, {"__name__": "a_page"})
@@ -169,7 +167,7 @@ def test_shell_commands_exist(page, command):
 
 def _check_vitmods(words: list[str]) -> None:
     if words[0].startswith("-"):
-        assert words[0] in options_of("")
+        assert words[0] in options_of("--help")
         return
     name, arguments = words[0], words[1:]
     if "COMMAND" in words:  # capitals stand for something
@@ -179,24 +177,27 @@ def _check_vitmods(words: list[str]) -> None:
     arms, plugins = False, {Path(word).stem for word in arguments if word.endswith(".py")}  # named as what they add
     for word in arguments:
         if word.startswith("--"):
-            known = options_of(name) | options_of("")
-            if name == "paper":
-                known |= options_of("paper", "show") | options_of("compare")
-            assert word in known, f"vitmods {name} has no option {word}"
+            assert any(word in options for options in helps(name)), f"vitmods {name} has no option {word}"
             arms = word in ("--arm", "--arms")
         elif arms and word not in {BASE, *plugins}:
             arms_from_text(word)
 
 
-@cache
-def options_of(command: str, *words: str) -> set[str]:
-    """The options that `vitmods COMMAND WORDS --help-all` shows, for every task."""
-    asked = [[*words, "--help" if words or not command else "--help-all"]]
+def helps(command: str) -> Iterator[set[str]]:
+    """The options that a command's helps show, one help after another: those of tasks take long."""
+    yield options_of("--help")
+    yield options_of(command, "--help-all")
+    if command == "paper":
+        yield options_of("paper", "show", "--help")
+        yield from helps("compare")
     if command in ("compare", "base", "train", "pretrain", "finetune"):
-        asked += [["--task", task, "--help-all"] for task in ("classification", *TASK_PARTS)]
+        yield from (options_of(command, "--task", task, "--help-all") for task in ("classification", *TASK_PARTS))
+
+
+@cache
+def options_of(*arguments: str) -> set[str]:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        for arguments in asked:
-            assert main([command, *arguments] if command else arguments) == 0
+        assert main([*arguments]) == 0
     return set(re.findall(r"--[a-z][\w-]*", printed.getvalue()))
 
 
@@ -265,3 +266,26 @@ def test_the_demo_is_the_study_whose_picture_and_numbers_are_shown():
         assert shown in text, f"{page} has other numbers of the demo than docs/gallery/demo.json: {shown}"
         assert f"base has {facts['base']}" in text
         assert "gallery/demo.svg" in text
+
+
+FAULTS = re.findall(r"^\| (?!fault|---).*", (ROOT / "docs/reliability.md").read_text(), re.M)
+
+
+@cache
+def functions_of(path: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_fault_and_the_makefile_name_tests_that_exist():
+    assert len(FAULTS) > 10
+    for row in FAULTS:
+        *_, shown = cells = re.split(r"(?<!\\)\|", row.strip("|"))
+        tests = re.findall(r"`([^`]+)`", shown)
+        assert (len(cells), bool(tests)) == (3, True), row
+        for name in tests:
+            path, _, test = name.partition("::")
+            assert (ROOT / path).exists(), path
+            assert not (test and path.startswith("tests/")) or test in functions_of(ROOT / path), name
+    words = re.findall(r"tests/[\w/.]+", (ROOT / "Makefile").read_text())
+    assert words
+    assert [word for word in words if not (ROOT / word).exists()] == []

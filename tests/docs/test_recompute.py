@@ -115,12 +115,15 @@ def answered(state, effects, looks=(), each=None):
     )
 
 
-def stored_and_shown(script, state, answers):
-    stored = script.scores_of(state, {"name": "digits", "fingerprint": "f"}, answers, 2)
-    shown = {}
+def recomputed(script, state, answers):
+    """What is stored of a study, and the effects that are shown, which are recomputed from it."""
+    stored = json.loads(json.dumps(script.scores_of(state, {"name": "digits", "fingerprint": "f"}, answers, 2)))
+    shown, found = {}, script.recompute.effects(stored)
     for reference, answer in answers.items():
         shown |= script.effects_of(answer, reference)
-    return json.loads(json.dumps(stored)), {name: (effect.effect, *effect.interval) for name, effect in shown.items()}
+    for name, effect in shown.items():
+        assert found[name] == pytest.approx((effect.effect, *effect.interval), abs=1e-3), name
+    return stored, shown
 
 
 def test_scores_of_a_study_until_decided_have_its_looks_and_other_references(script, played, tmp_path):
@@ -132,12 +135,9 @@ def test_scores_of_a_study_until_decided_have_its_looks_and_other_references(scr
     assert len(taken) > 1
     against = decision_against(state, "rms", {arm for look in taken for arm in look.stopped})
     answers = {BASE: answered(state, taken[-1].decision.effects, taken), "rms": answered(state, against.effects, taken)}
-    stored, shown = stored_and_shown(script, state, answers)
+    stored, shown = recomputed(script, state, answers)
     assert len(stored["readings"]) >= 3
     assert shown.keys() >= {"dpn", "rms", "layerscale", "base against rms"}
-    found = script.recompute.effects(stored)
-    for name, effect in shown.items():
-        assert found[name] == pytest.approx(effect, abs=1e-3), name
 
 
 def test_scores_of_a_sweep_have_the_average_and_each_setting(script, played, tmp_path):
@@ -148,11 +148,7 @@ def test_scores_of_a_sweep_have_the_average_and_each_setting(script, played, tmp
     over = over_settings_at(state)
     names = [str(point) for point in state.settings.sweep.points]
     each = {name: {arm: effects[name] for arm, effects in over.each.items()} for name in names}
-    stored, shown = stored_and_shown(script, state, {BASE: answered(state, over.decision.effects, each=each)})
-    assert len(shown) == 6
-    found = script.recompute.effects(stored)
-    for name, effect in shown.items():
-        assert found[name] == pytest.approx(effect, abs=1e-3), name
+    assert len(recomputed(script, state, {BASE: answered(state, over.decision.effects, each=each)})[1]) == 6
 
 
 @pytest.fixture(scope="module")
@@ -192,14 +188,11 @@ def test_scores_of_a_factorial_study_have_the_effects_of_its_changes(script, fac
     taken = looks(state)
     _, questions = state.settings.design.questions(state, taken, BASE)
     effects = questions["changes"].effects
-    stored, shown = stored_and_shown(script, state, {BASE: answered(state, effects, taken)})
+    stored, shown = recomputed(script, state, {BASE: answered(state, effects, taken)})
     (reading,) = stored["readings"]
     assert (reading["outside"], len(reading["seeds"])) == (left_out, count)
     assert shown.keys() == gains.keys()
     assert bool(state.settings.design.runs.conflicts) == ("levit" in gains)
-    found = script.recompute.effects(stored)
-    for change, effect in shown.items():
-        assert found[change] == pytest.approx(effect, abs=1e-3), change
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +221,14 @@ def test_an_entry_of_a_factorial_study_has_the_effects_of_its_changes(
     assert found.keys() == {"rms", "levit", "hmlp"}
     for change, effect in answer.headline.effects.items():
         assert found[change] == pytest.approx((effect.effect, *effect.interval), abs=1e-3)
+    assert (tmp_path / "gallery" / "together-narrow.svg").read_text().startswith("<svg")
+    assert (tmp_path / "gallery" / "together.tar.xz").stat().st_size > 1000
     page = (tmp_path / "gallery.md").read_text()
+    for part in ("## Together\n\nWhat came out.\n", "(gallery/together.svg)", "<!-- report: together -->"):
+        assert part in page
+    assert gallery.UNKEPT not in page.partition("## Together")[2], "below the legend"
+    assert "--out" not in page.partition("```console")[2]
+    assert gallery.public("vitmods compare --data /home/me/pets --out /tmp/x") == "vitmods compare --data path/to/pets"
     assert "on average over the other changes on and off. 12 trials, up to 2 seeds per run" in page
     assert "*No run can have levit with hmlp" in page
     claims = load("docs/gallery/claims.py")

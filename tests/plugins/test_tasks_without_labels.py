@@ -6,8 +6,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 import vitmods as vm
@@ -137,26 +135,6 @@ def test_a_failure_ends_a_trial_as_diverged(tmp_path, monkeypatch):
     monkeypatch.setattr(TASKS["two_views"], "failure", "all features are equal")
     result = train(tmp_path)[2]
     assert (result["status"], result["message"]) == ("diverged", "all features are equal after step 3")
-
-
-SGD = RECIPE.with_(optimizer="sgd", lr=1e-2, epochs=1)  # Adam would divide rounding errors by small gradients
-
-
-def of_processes(rank, store, out):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    train(out, sys.modules["two_views"].Contrast(), SGD, processes=Processes(rank, 2, rank))
-    dist.destroy_process_group()
-
-
-@pytest.mark.forks
-def test_a_loss_over_the_whole_batch_is_the_same_in_two_processes(tmp_path, two_views):
-    torch.set_num_threads(1)
-    mp.start_processes(of_processes, (str(tmp_path / "store"), tmp_path / "two"), nprocs=2, start_method="fork")
-    train(tmp_path / "one", two_views.Contrast(), SGD)
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    for name, weights in one.items():
-        torch.testing.assert_close(two[name], weights, atol=1e-6, rtol=1e-6, msg=name)
 
 
 def test_images_with_and_without_classes(tmp_path):

@@ -122,8 +122,12 @@ def test_warnings_take_a_few_lines_and_the_others_are_counted(synthetic):
 def test_base_has_its_spread(synthetic):
     answer = synthetic.make_answer("study", arms=1, seeds=2)
     first, second = (100 * score for score in answer.base.scores.values())
-    assert f", sd {abs(first - second) / 2**0.5:.2g} over 2 seeds." in " ".join(render(answer, 80).split())
-    assert ", sd " not in render(synthetic.make_answer("study", arms=1, seeds=1), 80)
+    sd = f"sd {abs(first - second) / 2**0.5:.2g} over 2 seeds"
+    assert f", {sd}." in " ".join(render(answer, 80).split())
+    assert f"<small>{sd}</small>" in page_of(answer)
+    single = synthetic.make_answer("study", arms=1, seeds=1)
+    assert ", sd " not in render(single, 80)
+    assert "<small>sd " not in page_of(single)
 
 
 def test_what_makes_numbers_doubtful_is_printed(synthetic):
@@ -160,12 +164,12 @@ def with_trained(answer, *counts):
     ("counts", "is_shown"),
     [((None,), False), ((5_362_762, 5_362_762, 5_364_000), False), ((5_362_762, 52_000, 5_364_000), True)],
 )
-@pytest.mark.parametrize("width", [80, 140])
-def test_what_is_trained_is_shown_where_arms_train_a_part(answer, counts, is_shown, width):
-    answer = with_trained(answer, *counts)
-    text, page = render(answer, width), page_of(answer)
-    assert (" trained" in next(line for line in text.splitlines() if line.startswith("arm "))) == is_shown
+def test_what_is_trained_is_shown_where_arms_train_a_part(synthetic, counts, is_shown):
+    answer = with_trained(synthetic.make_answer("study", arms=2, evaluations=3), *counts)
+    for width in (80, 140):
+        text = render(answer, width)
+        assert (" trained" in next(line for line in text.splitlines() if line.startswith("arm "))) == is_shown
+        assert (" 52 k" in text) == is_shown
+    page = page_of(answer)
     assert ("trained, bytes a task" in page) == is_shown
-    if is_shown:
-        assert " 52 k" in text
-        assert re.search(r"52 k<small>208 kB</small>", page)
+    assert ("52 k<small>208 kB</small>" in page) == is_shown

@@ -69,8 +69,11 @@ def test_of_equal_studies_the_next_is_an_exact_prediction_interval():
     assert alike[3:5] == alike[1:3] == pytest.approx((1 - 3**-0.5, 1 + 3**-0.5))
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("sets", [5, 8, 15])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize("spread", [1.0, *(pytest.param(one, marks=LONG) for one in (0.0, 0.5, 2.0))])
+@pytest.mark.parametrize("sets", [5, *(pytest.param(one, marks=LONG) for one in (8, 15))])
 def test_a_further_data_set_is_covered(sets, spread):
     """Of studies whose errors differ and are estimated from nine seeds; `spread` in standard errors of a study."""
     rng, covered, studies = np.random.default_rng(sets), 0, 500
@@ -83,7 +86,9 @@ def test_a_further_data_set_is_covered(sets, spread):
     assert covered / studies == pytest.approx(0.955, abs=3 * (0.05 * 0.95 / studies) ** 0.5)
 
 
-@pytest.mark.parametrize(("sets", "spread"), [(3, 0.0), (3, 2.0), (5, 1.0), (8, 2.0)])
+@pytest.mark.parametrize(
+    ("sets", "spread"), [(3, 2.0), *(pytest.param(*one, marks=LONG) for one in ((3, 0.0), (5, 1.0), (8, 2.0)))]
+)
 def test_at_most_five_percent_are_false_of_other_data_sets(sets, spread):
     """Effects of data sets vary around zero by `spread` standard errors of a study."""
     rng, misses, studies = np.random.default_rng(0), 0, 2000

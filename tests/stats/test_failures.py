@@ -43,18 +43,8 @@ def test_less_stable_and_the_bound_without_a_failure():
     assert not less_stable(3, 3, 0, 3, 0.001)
     assert not less_stable(4, 4, 1, 4, 0.001)
     assert not less_stable(0, 0, 0, 4, 0.05)
+    assert not any(less_stable(more, 5, more - 1, 5, 0.05 / 4) for more in range(1, 6)), "one failure is no evidence"
     assert rate_bound(5) == pytest.approx(0.45, abs=0.005)
-
-
-def test_it_is_rarely_false_at_any_rate_of_divergence():
-    """Four arms as unstable as base, over many rates."""
-    rng, wrong = np.random.default_rng(0), []
-    for rate in (0.2, 0.5, 0.8):
-        for n in (4, 8):
-            failed = rng.binomial(n, rate, (1000, 5))
-            table = {(a, b): less_stable(a, n, b, n, 0.05 / 4) for a in range(n + 1) for b in range(n + 1)}
-            wrong.append(np.mean([any(table[int(a), int(row[0])] for a in row[1:]) for row in failed]))
-    assert max(wrong) <= 0.028 + 3 * np.sqrt(0.028 * 0.972 / 1000)
 
 
 def test_it_is_rarely_false_at_any_look():
@@ -69,14 +59,6 @@ def test_it_is_rarely_false_at_any_look():
         claims = [np.array(table)[failed[:, 1:, n - 1], failed[:, :1, n - 1]].any(1) for n, table in tables.items()]
         wrong.append(np.any(claims, axis=0).mean())
     assert max(wrong) <= 0.031 + 3 * np.sqrt(0.031 * 0.969 / 2000)
-
-
-def test_one_failure_more_than_base_is_no_evidence():
-    """At a failure rate of 5 % for all, 5 seeds: half of studies have an arm with more failures than base."""
-    failed = np.random.default_rng(0).binomial(5, 0.05, (1000, 5))
-    assert (failed[:, 1:] > failed[:, :1]).any(1).mean() > 0.4
-    table = np.array([[less_stable(a, 5, b, 5, 0.05 / 4) for b in range(6)] for a in range(6)])
-    assert table[failed[:, 1:], failed[:, :1]].any(1).mean() == 0
 
 
 SCORES = {"base": [0.70, 0.71, 0.72, 0.73], "a": [0.80, 0.81, 0.82, 0.83], "b": [0.79, 0.82, 0.81, 0.84]}

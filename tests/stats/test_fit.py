@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import statsmodels.formula.api as smf
 
-from vitmods.stats.fit import complete_errors, contrasts, fit, incomplete_errors, noise
+from vitmods.stats.fit import complete_errors, fit, incomplete_errors, noise
 from vitmods.stats.width import against_base
 
 WORKED = np.array([[347, 347, 346], [334, 316, 317], [333, 342, 340], [349, 338, 345], [344, 342, 347]]) * 100 / 359
@@ -105,16 +105,6 @@ def test_no_spread_is_no_certainty():
     assert np.isfinite(fit(scores).against.variance[0])
     assert fit(scores, floor=0.5).against.own[0] == pytest.approx(2 * 0.5**2 / 5)
     assert np.isinf(fit(np.tile(scores[0], (3, 1))).against.variance).all()
-
-
-def test_a_weighted_contrast():
-    scores, weights = random_table(), np.array([[0.5, 0.5, -0.5, -0.5]])
-    errors = noise(scores)
-    result = contrasts(scores, weights, errors)
-    values = weights @ scores
-    assert result.estimate == pytest.approx(values.mean())
-    assert result.own == pytest.approx(values.var(ddof=1) / 5)
-    assert result.pooled == pytest.approx(errors.guarded.sum() / 4 / 5)
 
 
 def test_a_correlation_needs_three_shared_seeds():

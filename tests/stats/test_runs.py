@@ -202,7 +202,12 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("k", "alpha"), TABLE)
+ALWAYS = ((1, 0.05), (4, 0.01))
+
+
+@pytest.mark.parametrize(
+    ("k", "alpha"), [*ALWAYS, *(pytest.param(*row, marks=pytest.mark.long) for row in sorted(TABLE.keys() - ALWAYS))]
+)
 def test_the_table(k, alpha):
     expected = iter(map(float, TABLE[k, alpha].split()))
     for n in SEEDS:
