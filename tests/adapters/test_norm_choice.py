@@ -120,15 +120,15 @@ def replaced(model, change, where=None, **more):
     ],
 )  # fmt: skip
 def test_where_alone_decides(where, names):
-    model = tiny_swin().eval()
-    assert replaced(model, DTN, where) == names
-    assert vm.replace_norms(model, DTN, where).model(torch.randn(1, 3, 56, 56)).isfinite().all()
+    done = vm.replace_norms(tiny_swin().eval(), DTN, where)
+    assert [row.site.name for row in done.rows if row.now] == names
+    assert done.model(torch.randn(1, 3, 56, 56)).isfinite().all()
 
 
 def test_the_change_decides_without_where():
     model = tiny_swin()
     assert replaced(model, vm.DynamicTokenNorm(blocks=1)) == ["layers.0.blocks.0.norm1"]
-    one_stage = timm.create_model("vit_tiny_patch16_224", depth=12, img_size=32)
+    one_stage = timm.create_model("vit_tiny_patch16_224", depth=12, img_size=32, embed_dim=24)
     assert replaced(one_stage, DTN) == [f"blocks.{i}.norm1" for i in range(10)]
     assert "norm" in replaced(model, vm.Norm("scale"))
     assert "norm" not in replaced(model, vm.Norm("instance"))
@@ -142,9 +142,7 @@ def test_heads_may_be_given():
     assert dtn_norms == [2, 2, 4]
     with pytest.raises(UserError, match=r"layers\.0\.blocks\.0\.norm1 has 16 channels, which 3 heads do not divide"):
         vm.replace_norms(model, DTN, heads=3)
-    with pytest.raises(
-        UserError, match=r"'norm\(kind=instance\)' does not have heads|'instancenorm' does not have heads"
-    ):
+    with pytest.raises(UserError, match="does not have heads"):
         vm.replace_norms(model, vm.Norm("instance"), heads=2)
 
 
@@ -200,7 +198,7 @@ def test_shared_norms_are_refused_where_they_are_chosen(shared):
     assert replaced(model, DTN, "mlp") == ["0.three", "1.three"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_type_and_mode_are_the_old_norms(dtype):
     model = nn.Sequential(Parts(), Parts()).to(dtype).eval()
     new = vm.replace_norms(model, BOTH).model
@@ -254,8 +252,7 @@ def test_torchs_own_encoder_calls_the_new_norms_in_evaluation(change):
 
 
 def text(**fields):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    return hf.BertModel(hf.BertConfig(vocab_size=50, **sizes, **fields))
+    return hf.BertModel(hf.BertConfig(**WORDS | {"num_hidden_layers": 1}, **fields))
 
 
 def test_cross_attention_is_attention():
@@ -295,31 +292,35 @@ class Blind(nn.Module):
         return self.block(nn.functional.avg_pool2d(self.stem(x), 2).flatten(2).mT)
 
 
-def test_what_cannot_be_done_or_known_is_an_error():
-    model = nn.Sequential(Parts())
-    cases = [
-        ((nn.Linear(2, 2), DTN), UserError, "A Linear without LayerNorm or RMSNorm has nothing to replace"),
-        ((vm.vit("mu/4", img_size=8), DTN), UserError, "use vm.apply"),
-        ((nn.DataParallel(model), DTN), UserError, "give the model inside, model.module"),
-        (("model", DTN), UserError, "takes an nn.Module"),
-        ((model, vm.DualPatchNorm()), UserError, r"takes Norm\(...\) or DynamicTokenNorm"),
-        ((model, vm.Norm("layer")), NoEffect, "finds no norm to replace(.|\n)*is so already"),
-        ((model, DTN, "blocks.*"), NoEffect, r"finds no norm to replace(.|\n)*\*\.one"),
-        ((model, BOTH, "*"), UserError, "both choose the norms"),
-        ((model, DTN, 3), UserError, "where is a pattern"),
-        ((nn.Sequential(nn.LayerNorm(4)), DTN, "*"), UserError, r"0 is not next to attention"),
-    ]
-    for arguments, kind, message in cases:
-        with pytest.raises(kind, match=message):
-            vm.replace_norms(*arguments)
+UNFIT = [
+    ((nn.Linear(2, 2), DTN), UserError, "A Linear without LayerNorm or RMSNorm has nothing to replace"),
+    ((vm.vit("mu/4", img_size=8), DTN), UserError, "use vm.apply"),
+    ((nn.DataParallel(Parts()), DTN), UserError, "give the model inside, model.module"),
+    (("model", DTN), UserError, "takes an nn.Module"),
+    ((Parts(), vm.DualPatchNorm()), UserError, r"takes Norm\(...\) or DynamicTokenNorm"),
+    ((Parts(), vm.Norm("layer")), NoEffect, "finds no norm to replace(.|\n)*is so already"),
+    ((nn.Sequential(Parts()), DTN, "blocks.*"), NoEffect, r"finds no norm to replace(.|\n)*\*\.one"),
+    ((Parts(), BOTH, "*"), UserError, "both choose the norms"),
+    ((Parts(), DTN, 3), UserError, "where is a pattern"),
+    ((nn.Sequential(nn.LayerNorm(4)), DTN, "*"), UserError, r"0 is not next to attention"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "kind", "message"), UNFIT)
+def test_what_cannot_be_done_is_an_error(arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        vm.replace_norms(*arguments)
+
+
+def test_a_grid_that_is_not_known_is_an_error():
     with pytest.raises(UserError, match=r"block got 16 tokens.*block\.one"):
         vm.replace_norms(Blind(), DTN, example=torch.randn(1, 3, 32, 32))
     vm.replace_norms(Blind(), vm.Norm("instance")).model(torch.randn(1, 3, 32, 32))
 
 
-WORDS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
-IMAGES = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
-SIGLIP = hf.SiglipVisionConfig(**IMAGES, image_size=32, patch_size=8)
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+WORDS = {**SIZES, "vocab_size": 50}
+SIGLIP = hf.SiglipVisionConfig(**SIZES, image_size=32, patch_size=8)
 MODERN = hf.ModernBertConfig(**WORDS, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
 RMS_MODELS = {
     "llama": lambda: hf.LlamaModel(hf.LlamaConfig(**WORDS, num_key_value_heads=2)),
@@ -404,19 +405,20 @@ NEOX = hf.GPTNeoXConfig(**WORDS | {"num_hidden_layers": 1}, max_position_embeddi
 
 
 @pytest.mark.parametrize("kind", ["batch", "instance", "group", "power", "switchable"])
-def test_models_without_a_recognized_block_may_be_causal(kind):
+def test_models_that_are_causal_are_recognized(kind):
     with pytest.raises(UserError, match=r"h\.0 is causal: a token would see later ones"):
         vm.replace_norms(hf.GPT2Model(GPT2), vm.Norm(kind))
+
+
+@pytest.mark.parametrize(("kind", "heads"), [("batch", None), ("group", 2)])
+def test_models_without_a_recognized_block_may_be_causal(kind, heads):
     model = hf.GPTNeoXModel(NEOX).eval()
-    heads = 2 if kind in ("group", "power") else None
     with pytest.raises(UserError, match=r"in no block whose attention is recognized.*where"):
         vm.replace_norms(model, vm.Norm(kind), heads=heads)
-    asked = vm.replace_norms(model, vm.Norm(kind), where="block", heads=heads).model
+    vm.replace_norms(model, vm.Norm(kind), where="block", heads=heads)
     one_by_one = vm.replace_norms(model, vm.Norm("rms")).model.eval()
     words = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 2, 3, 9]])
-    outputs = [one_by_one(sentence).last_hidden_state[:, :-1] for sentence in words]
-    torch.testing.assert_close(*outputs)
-    assert asked is not model
+    torch.testing.assert_close(*(one_by_one(sentence).last_hidden_state[:, :-1] for sentence in words))
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -429,21 +431,13 @@ def test_a_decoder_may_be_called_with_a_causal_mask(whole):
     vm.replace_norms(model, vm.Norm("scale"))
 
 
-class HiddenCausality(nn.Module):
+class HiddenCausality(Parts):
     """A block that does not say that it is causal."""
 
-    def __init__(self, dim=16):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attn = nn.Module()
-        self.attn.qkv, self.attn.num_heads = nn.Linear(dim, 3 * dim), 2
-        self.fc1, self.fc2 = nn.Linear(dim, dim), nn.Linear(dim, dim)
-
     def forward(self, x):
-        q, k, v = self.attn.qkv(self.norm1(x)).unflatten(-1, (3, 2, -1)).transpose(1, 3).unbind(2)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + mixed.transpose(1, 2).flatten(2)
-        return x + self.fc2(self.fc1(self.norm2(x)).relu())
+        q, k, v = self.two.qkv(self.one(x)).chunk(3, -1)
+        x = x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.four(self.three(x))
 
 
 def test_a_model_that_turns_out_to_be_causal():
@@ -453,7 +447,7 @@ def test_a_model_that_turns_out_to_be_causal():
     with pytest.raises(UserError, match="is causal"):
         vm.replace_norms(model, DTN, example=torch.randn(1, 5, 16))
     vm.replace_norms(model, vm.Norm("rms", exact=False))
-    vm.replace_norms(model, vm.Norm("instance"), where="*norm*")
+    vm.replace_norms(model, vm.Norm("instance"), where="*one*")
     with pytest.raises(UserError, match="does not run on the example"):
         vm.replace_norms(model, vm.Norm("rms", exact=False), example=torch.randn(1, 5, 17))
 
@@ -462,20 +456,24 @@ def crossvit():
     return timm.create_model("crossvit_9_240", depth=((1, 1, 0),), embed_dim=(32, 32), num_heads=(2, 2), num_classes=3)
 
 
-CRASHED = {
-    "cait": (lambda: timm.create_model("cait_xxs24_224", img_size=32, depth=1), ("instance", "switchable"), "norm2"),
-    "xcit": (lambda: timm.create_model("xcit_nano_12_p16_224", depth=1), ("instance", "switchable"), "cls_attn_blocks"),
-    "crossvit": (crossvit, ("instance", "switchable"), "blocks.0.projs"),
-}
+def cait():
+    return timm.create_model("cait_xxs24_224", img_size=32, depth=1)
 
 
-@pytest.mark.parametrize("name", CRASHED)
-def test_what_crashed_at_the_first_forward_is_refused_at_once(name):
-    make, kinds, what = CRASHED[name]
+@pytest.mark.parametrize(
+    ("make", "kind", "what"),
+    [
+        (cait, "instance", "norm2"),
+        (cait, "switchable", "norm2"),
+        (lambda: timm.create_model("xcit_nano_12_p16_224", img_size=64, depth=1), "instance", "cls_attn_blocks"),
+        (crossvit, "instance", "blocks.0.projs"),
+    ],
+    ids=["cait", "cait, switchable", "xcit", "crossvit"],
+)
+def test_what_crashed_at_the_first_forward_is_refused_at_once(make, kind, what):
     model = make().eval()
-    for kind in kinds:
-        with pytest.raises(UserError, match=what):
-            vm.replace_norms(model, vm.Norm(kind), heads=1 if kind in ("group", "power") else None)
+    with pytest.raises(UserError, match=what):
+        vm.replace_norms(model, vm.Norm(kind))
     vm.replace_norms(model, vm.Norm("rms", exact=False))
 
 
@@ -486,18 +484,15 @@ def test_heads_that_are_called_heads_are_recognized():
 
 def test_dynamic_token_norms_where_no_tensor_or_another_grid_arrives():
     with pytest.raises(UserError, match=r"blocks_token_only.0.norm1: The input has 5 tokens"):
-        vm.replace_norms(timm.create_model("cait_xxs24_224", img_size=32, depth=1), DTN)
-    cait = vm.replace_norms(timm.create_model("cait_xxs24_224", img_size=32, depth=1), DTN, where="blocks.*.norm1")
-    assert cait.model(torch.randn(2, 3, 32, 32)).shape == (2, 1000)
+        vm.replace_norms(cait(), DTN)
+    done = vm.replace_norms(cait(), DTN, where="blocks.*.norm1")
+    assert done.model(torch.randn(2, 3, 32, 32)).shape == (2, 1000)
     with pytest.raises(UserError, match="is called without a tensor of tokens"):
         vm.replace_norms(crossvit(), DTN)
 
 
 def test_the_trial_leaves_both_models_as_they_were():
-    torch.manual_seed(0)
-    model = hf.BertModel(
-        hf.BertConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-    ).train()
+    model = text().train()
     calls, state = [], torch.get_rng_state()
     new = vm.replace_norms(model, vm.Norm("batch")).model
     new.register_forward_hook(lambda *args: calls.append(1))

@@ -20,11 +20,18 @@ NORMED = [False]
 """whether attention normalizes its queries and keys itself"""
 
 
+def normed(q, k):
+    return (F.layer_norm(x, x.shape[-1:], eps=1e-6) for x in (q, k)) if NORMED[0] else (q, k)
+
+
 def weigh(q, k, v):
     """Attention of heads (..., N, channels)."""
-    if NORMED[0]:
-        q, k = (F.layer_norm(x, x.shape[-1:], eps=1e-6) for x in (q, k))
+    q, k = normed(q, k)
     return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+def weigh_fused(q, k, v):
+    return F.scaled_dot_product_attention(*normed(q, k), v)
 
 
 def split(x, heads=HEADS):
@@ -38,39 +45,41 @@ def merge(x):
 class Joint(nn.Module):
     """One map for all, cut into three and then into heads."""
 
-    order = "thd"
+    weigh = staticmethod(weigh)
 
     def __init__(self, bias=True):
         super().__init__()
         self.to_all = nn.Linear(DIM, 3 * DIM, bias=bias)
         self.out = nn.Linear(DIM, DIM, bias=bias)
 
+    def cut(self, x):
+        return map(split, x.chunk(3, -1))
+
     def forward(self, x):
-        if self.order == "thd":
-            q, k, v = map(split, self.to_all(x).chunk(3, -1))
-        else:
-            q, k, v = self.to_all(x).unflatten(-1, (HEADS, 3, -1)).permute(3, 0, 2, 1, 4)
-        return self.out(merge(weigh(q, k, v)))
+        return self.out(merge(self.weigh(*self.cut(self.to_all(x)))))
 
 
 class HeadsFirst(Joint):
-    order = "htd"
+    def cut(self, x):
+        return x.unflatten(-1, (HEADS, 3, -1)).permute(3, 0, 2, 1, 4)
 
 
 class Folded(Joint):
     """Heads beside the images of the batch."""
 
-    def forward(self, x):
-        q, k, v = (split(y).flatten(0, 1) for y in self.to_all(x).chunk(3, -1))
-        return self.out(merge(weigh(q, k, v).unflatten(0, (-1, HEADS))))
+    def weigh(self, q, k, v):
+        return weigh(*(y.flatten(0, 1) for y in (q, k, v))).unflatten(0, (-1, HEADS))
 
 
 class Fused(Joint):
-    def forward(self, x):
-        q, k, v = map(split, self.to_all(x).chunk(3, -1))
-        if NORMED[0]:
-            q, k = (F.layer_norm(y, y.shape[-1:], eps=1e-6) for y in (q, k))
-        return self.out(merge(F.scaled_dot_product_attention(q, k, v)))
+    weigh = staticmethod(weigh_fused)
+
+
+class Relu(Joint):
+    """Attention without softmax."""
+
+    def weigh(self, q, k, v):
+        return (q @ k.mT).relu() / q.shape[2] @ v
 
 
 class Named(nn.Module):
@@ -103,8 +112,7 @@ class ListOfMaps(nn.Module):
         self.h, self.linears = HEADS, nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(4))
 
     def forward(self, x):
-        q, k, v = (split(linear(x)) for linear in self.linears[:3])
-        return self.linears[3](merge(weigh(q, k, v)))
+        return self.linears[3](merge(weigh(*(split(linear(x)) for linear in self.linears[:3]))))
 
 
 class SharedKeys(nn.Module):
@@ -206,18 +214,7 @@ class Functional(nn.Module):
         self.w, self.o = nn.Parameter(torch.randn(3 * DIM, DIM) * 0.2), nn.Linear(DIM, DIM)
 
     def forward(self, x):
-        q, k, v = map(split, F.linear(x, self.w).chunk(3, -1))
-        if NORMED[0]:
-            q, k = (F.layer_norm(y, y.shape[-1:], eps=1e-6) for y in (q, k))
-        return self.o(merge(F.scaled_dot_product_attention(q, k, v)))
-
-
-class Relu(Joint):
-    """Attention without softmax."""
-
-    def forward(self, x):
-        q, k, v = map(split, self.to_all(x).chunk(3, -1))
-        return self.out(merge((q @ k.mT).relu() / x.shape[1] @ v))
+        return self.o(merge(weigh_fused(*map(split, F.linear(x, self.w).chunk(3, -1)))))
 
 
 def in_a_row():
@@ -570,13 +567,6 @@ def test_a_change_of_a_form_is_what_it_defines(form, text, is_trained):
         torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_user_says_which_parts_a_model_has():
-    model = make("attention without softmax", True)
-    changed = vm.apply(model, vm.LayerScale(init=0.3), parts={"attention": "layers.*.sa", "mlp": "layers.*.ff"})
-    torch.testing.assert_close(output(changed, False), output(scaled(model), False), rtol=1e-4, atol=1e-5)
-    vm.apply(make("joint map", True), vm.QKNorm(), parts={"heads": 4})
-
-
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -593,6 +583,13 @@ def test_parts_that_are_not_found_are_named(parts, message):
         vm.apply(make("joint map", True), vm.QKNorm(), parts=parts)
 
 
+def test_a_user_says_which_parts_a_model_has():
+    model = make("attention without softmax", True)
+    changed = vm.apply(model, vm.LayerScale(init=0.3), parts={"attention": "layers.*.sa", "mlp": "layers.*.ff"})
+    torch.testing.assert_close(output(changed, False), output(scaled(model), False), rtol=1e-4, atol=1e-5)
+    vm.apply(make("joint map", True), vm.QKNorm(), parts={"heads": 4})
+
+
 MASKS = {
     "": {},
     "causal": {"attn_mask": torch.ones(5, 5).triu(1).bool()},
@@ -605,29 +602,26 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("weights", [{"need_weights": False}, {}, {"average_attn_weights": False}])
 @pytest.mark.parametrize(
     "settings",
     [{}, {"batch_first": True}, {"bias": False}, {"kdim": 6, "vdim": 7}, {"add_bias_kv": True, "add_zero_attn": True}],
 )
-def test_opened_attention_is_pytorch_s(settings, weights, mask):
-    torch.manual_seed(0)
-    attention = nn.MultiheadAttention(8, 4, **settings)
+def test_opened_attention_is_pytorch_s(settings, mask):
     inputs = [torch.randn(2, 5, width) for width in (8, settings.get("kdim", 8), settings.get("vdim", 8))]
     inputs = inputs if settings.get("batch_first") else [x.transpose(0, 1) for x in inputs]
-    expected = attention(*inputs, **weights, **MASKS[mask])
-    names = list(attention.state_dict())
-    open_attentions(attention)
-    assert list(attention.state_dict()) == names
-    for got, wanted in zip(attention(*inputs, **weights, **MASKS[mask]), expected, strict=True):
-        torch.testing.assert_close(got, wanted) if wanted is not None else None
-    if not mask and not settings:
-        torch.testing.assert_close(attention(*(x[:, 0] for x in inputs))[0], expected[0][:, 0])
+    for weights in ({"need_weights": False}, {}, {"average_attn_weights": False}):
+        attention = nn.MultiheadAttention(8, 4, **settings)
+        expected = attention(*inputs, **weights, **MASKS[mask])
+        names = list(attention.state_dict())
+        open_attentions(attention)
+        assert list(attention.state_dict()) == names
+        for got, wanted in zip(attention(*inputs, **weights, **MASKS[mask]), expected, strict=True):
+            torch.testing.assert_close(got, wanted) if wanted is not None else None
+        if not mask and not settings:
+            torch.testing.assert_close(attention(*(x[:, 0] for x in inputs))[0], expected[0][:, 0])
 
 
-@pytest.mark.parametrize(
-    "text", ["qknorm", "gate", "gate(per=head)", "subln(rescale=false)", "norm(kind=rms)", "swiglu"]
-)
+@pytest.mark.parametrize("text", ["gate", "gate(per=head)", "subln(rescale=false)", "norm(kind=rms)", "swiglu"])
 @pytest.mark.parametrize("form", ["PyTorch's attention", "PyTorch's encoder", "joint map"])
 def test_changes_of_pytorch_s_attention(form, text):
     if text == "swiglu" and form == "PyTorch's encoder":

@@ -141,15 +141,6 @@ def gradients(model, run, inputs):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@EACH
-def test_norms_of_an_image_learn_their_grid(family):
-    new = with_dtn(family)
-    read(new(family.inputs()))
-    new_norms = dtn_norms(new).values()
-    assert tuple(dict.fromkeys(norm.grid_size for norm in new_norms)) == family.grids
-    assert {norm.prefix_tokens for norm in new_norms} == {family.prefix}
-
-
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "levit"])
 def test_with_layer_statistics_it_is_the_old_model(name):
     """lambda = 1 is LayerNorm: gains, biases and places are right, and the old model is as it was."""
@@ -182,9 +173,12 @@ def test_levit_with_batch_norm_is_levit():
 
 
 @EACH
-def test_a_step_trains_every_parameter(family):
+def test_norms_of_an_image_learn_their_grid_and_a_step_trains_every_parameter(family):
     model = with_dtn(family).train()
     grads = gradients(model, model, family.inputs())
+    new_norms = dtn_norms(model).values()
+    assert tuple(dict.fromkeys(norm.grid_size for norm in new_norms)) == family.grids
+    assert {norm.prefix_tokens for norm in new_norms} == {family.prefix}
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0).step()
     for name, parameter in model.named_parameters():
