@@ -79,25 +79,25 @@ IMAGES = [name for name in MODELS if name not in ("hf bert", "hf gpt2", "hf llam
 
 ALIKE = ("timm vit with norms inside", "timm dinov3", "timm relpos", "hf siglip", "hf gpt2")
 """models whose blocks are put together as those of another one"""
+TEXTS = ("layerscale(init=1.0)", "qknorm", "dpn+subln(rescale=false)", "normformer", "norm(kind=rms,exact=false)")
 
 
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        pytest.param(text, name, marks=[pytest.mark.long] * (name in ALIKE and place > 1))
-        for place, text in enumerate(
-            ("layerscale(init=1.0)", "qknorm", "dpn", "subln(rescale=false)", "normformer", "norm")
-        )
+        pytest.param(text, name, marks=[pytest.mark.long] * (name in ALIKE and text != TEXTS[0]))
+        for text in TEXTS
         for name in MODELS
     ],
 )
 def test_a_model_keeps_its_class_and_its_weights(name, text):
     model = make(name)
-    text = {"norm": "norm(kind=layer)" if name == "hf llama" else "norm(kind=rms,exact=false)"}.get(text, text)
-    if text == "dpn" and name not in IMAGES:
+    if name == "hf llama":
+        text = text.replace("norm(kind=rms,exact=false)", "norm(kind=layer)")
+    if name not in IMAGES and "dpn" in text:
         with pytest.raises(UserError, match="one projection of patches"):
-            change(model, text)
-        return
+            change(model, "dpn")
+        text = text.removeprefix("dpn+")
     before, state = output_of(model, inputs_of(model)), torch.get_rng_state()
     changed = change(model, text)
     assert torch.equal(torch.get_rng_state(), state) or not text.startswith("layerscale")
@@ -340,13 +340,21 @@ def check_trainer(name, model, inputs, expected, folder):
 CHECKS = [value for key, value in globals().items() if key.startswith("check_") and key != "check_conflicts"]
 
 
+ONCE = {
+    check_compile: ("timm vit", "hf dinov2"),
+    check_copies: ("timm vit", "hf dinov2"),
+    check_onnx: ("timm vit",),
+    check_onnx_of_dynamo: ("hf dinov2",),
+    check_trainer: ("hf dinov2",),
+    check_distributed: ("timm vit",),
+}
+"""checks that look at no block (slow graphs, trainers, copies), and the models for which every run makes them"""
+
+
 def each_check():
-    """All of a model of each library; of others not what looks at no block: slow graphs, trainers, copies."""
-    once = (check_compile, check_onnx, check_onnx_of_dynamo, check_trainer, check_copies, check_distributed)
     for name, check in product(["timm vit", "timm dinov3", "timm swin", "hf dinov2"], CHECKS):
-        repeats = check in once and name in ("timm dinov3", "timm swin")
         title = f"{name}-{check.__name__.removeprefix('check_')}"
-        yield pytest.param(name, check, id=title, marks=[pytest.mark.long] * repeats)
+        yield pytest.param(name, check, id=title, marks=[pytest.mark.long] * (name not in ONCE.get(check, [name])))
     for name in ("hf bert", "hf llama"):
         yield pytest.param(name, check_lora, id=f"{name}-lora")
 

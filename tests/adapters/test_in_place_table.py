@@ -21,7 +21,7 @@ SAMPLE = {
     "Hugging Face, vision": ("ViT", "Siglip2Vision", "Swinv2", "Segformer", "VideoMAE", "Timesformer"),
     "Hugging Face, text": ("Bert", "T5Encoder", "Qwen3", "Mamba"),
 }
-LARGE = ("vit_base_resnet26d_224", "Siglip2Vision", "Swinv2", "Timesformer")
+LONG = ("vit_relpos_base_patch16_rpn_224", "vit_base_resnet26d_224", "ViT", "Siglip2Vision", "Swinv2", "Timesformer")
 """of the sample, what is not tried in every run"""
 CAUSAL = ("GPT2", "OPT", "Phi", "Llama", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Mistral")
 DIFFERENT = ("GPT2", "Phi", "Qwen3", "Gemma2")  # learned positions, branches side by side, its own qk-norm, four norms
@@ -68,7 +68,7 @@ def test_new_models_take_what_models_with_random_weights_take():
 @pytest.mark.parametrize(
     ("part", "name"),
     [
-        pytest.param(part, name, marks=[pytest.mark.long] * (name in LARGE))
+        pytest.param(part, name, marks=[pytest.mark.long] * (name in LONG))
         for part, names in SAMPLE.items()
         for name in names
     ],
@@ -98,10 +98,17 @@ def test_the_page_is_made_of_the_table(monkeypatch):
     assert page == written, "run: python benchmarks/models_page.py"
 
 
+WORDS = {"layerscale(init=0.5)+qknorm+subln(rescale=false)": DIFFERENT, "norm(kind=scale)": ("GPT2", "Gemma2")}
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in DIFFERENT)) for name in CAUSAL]
+    ("name", "text"),
+    [
+        pytest.param(name, text, marks=[pytest.mark.long] * (name not in often))
+        for text, often in WORDS.items()
+        for name in CAUSAL
+    ],
 )
-@pytest.mark.parametrize("text", ["layerscale(init=0.5)+qknorm+subln(rescale=false)", "norm(kind=scale)"])
 def test_a_later_word_leaves_earlier_outputs_of_a_causal_model_as_they_are(benchmark, name, text):
     text = text.replace("+qknorm", "") if name == "Qwen3" else text
     model = benchmark.hugging_face(name)

@@ -45,7 +45,7 @@ def giga(model):
 
 
 SMALL = ("swin_t", "pvt_tiny", "pvt_v2_b0", "levit_128s")
-LARGE = ("swin_s", "pvt_small", "pvt_v2_b1", "pvt_v2_b2")
+LARGE = ("swin_s", "pvt_small", "pvt_v2_b1", "pvt_v2_b2", "pvt_v2_b3")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in LARGE)) for n in PUBLISHED])

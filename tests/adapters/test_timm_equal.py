@@ -112,17 +112,6 @@ def test_every_option_is_read_exactly(options):
     assert converted.vit_config.drop_path == pytest.approx(options.get("drop_path_rate", 0))
 
 
-def test_a_packed_gate_is_read_from_files_and_written_in_two_maps(tmp_path):
-    arguments = {"img_size": 28, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
-    theirs = timm.create_model("vit_giant_patch14_dinov2", **arguments).eval()
-    timm.models.save_for_hf(theirs, tmp_path, model_args=arguments, safe_serialization=True)
-    converted, images = adapters.load(tmp_path), torch.randn(2, 3, 28, 28)
-    assert converted.vit_config.mlp_kind == "swiglu"
-    torch.testing.assert_close(converted(images), theirs(images), atol=1e-5, rtol=0)
-    torch.testing.assert_close(adapters.to_timm(converted)(images), theirs(images), atol=1e-5, rtol=0)
-    assert f"{len(theirs.state_dict())} tensors read" in str(adapters.coverage(theirs))
-
-
 def test_distilled_models_give_the_mean_of_their_heads(scatter, same_function, tmp_path):
     theirs = scatter(timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=2, num_classes=5))
     converted = from_timm(theirs).eval()
