@@ -363,9 +363,8 @@ def test_the_comparison_counts_attentions():
 
 
 def test_an_exact_conversion_is_checked_in_front_of_a_zero_head():
-    model = timm.create_model(
-        "swin_tiny_patch4_window7_224", num_classes=3, img_size=56, embed_dim=24, depths=(1, 1, 1, 1)
-    )
+    sizes = {"num_classes": 3, "img_size": 56, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4)}
+    model = timm.create_model("swin_tiny_patch4_window7_224", **sizes)
     nn.init.zeros_(model.head.fc.weight)
     with pytest.raises(Refused, match="changes the outputs"):
         vm.apply(model, vm.Norm("rms"), in_place=True)

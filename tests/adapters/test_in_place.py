@@ -25,7 +25,7 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 VISION = {**SIZES, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
 TEXT = {**SIZES, "intermediate_size": 64, "vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SMALL = {"num_classes": 3, "img_size": 32, "depth": 2, "embed_dim": 64, "num_heads": 2}
-SWIN = {"num_classes": 3, "img_size": 56, "embed_dim": 24, "depths": (1, 1, 1, 1)}
+SWIN = {"num_classes": 3, "img_size": 56, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4)}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2}
 MODELS = {
     "timm vit": lambda: timm.create_model("vit_tiny_patch16_224", **SMALL),
@@ -250,7 +250,7 @@ def check_files(name, model, inputs, expected, folder):
 ORIGINS = {
     "timm vit": "timm:vit_tiny_patch16_224?depth=2&embed_dim=64&num_heads=2",
     "timm dinov3": "timm:vit_small_patch16_dinov3?depth=2&embed_dim=64&num_heads=2",
-    "timm swin": "timm:swin_tiny_patch4_window7_224?embed_dim=24&depths=(1,1,1,1)",
+    "timm swin": "timm:swin_tiny_patch4_window7_224?embed_dim=24&depths=(1,1)&num_heads=(2,4)",
 }
 
 
@@ -343,8 +343,8 @@ CHECKS = [value for key, value in globals().items() if key.startswith("check_") 
 ONCE = {
     check_compile: ("timm vit", "hf dinov2"),
     check_copies: ("timm vit", "hf dinov2"),
-    check_onnx: ("timm vit",),
-    check_onnx_of_dynamo: ("hf dinov2",),
+    check_onnx: ("hf dinov2",),
+    check_onnx_of_dynamo: ("timm vit",),
     check_trainer: ("hf dinov2",),
     check_distributed: ("timm vit",),
 }
@@ -355,8 +355,7 @@ def each_check():
     for name, check in product(["timm vit", "timm dinov3", "timm swin", "hf dinov2"], CHECKS):
         title = f"{name}-{check.__name__.removeprefix('check_')}"
         yield pytest.param(name, check, id=title, marks=[pytest.mark.long] * (name not in ONCE.get(check, [name])))
-    for name in ("hf bert", "hf llama"):
-        yield pytest.param(name, check_lora, id=f"{name}-lora")
+    yield pytest.param("hf llama", check_lora, id="hf llama-lora")
 
 
 @pytest.mark.parametrize(("name", "check"), each_check())
@@ -365,7 +364,7 @@ def test_a_changed_model_does_what_models_do(name, check, tmp_path):
 
 
 def test_a_model_that_is_compiled_before_its_first_call_hooks_the_wrapped_maps():
-    model = change(make("timm vit"), "qknorm+normformer")
+    model = change(timm.create_model("vit_tiny_patch16_224", **SMALL | {"depth": 1}).eval(), "qknorm+normformer")
     config = peft.LoraConfig(target_modules=["qkv", "proj", "fc1", "fc2"], init_lora_weights=False)
     eager, *others, whole = (peft.get_peft_model(copy.deepcopy(model), config) for _ in range(4))
     images = inputs_of(model)
