@@ -111,6 +111,10 @@ def test_timms_reader_agrees(saved, same_function, pool):
     reference = of_timm(path, no_embed_class=True, fc_norm=False, **pooled)
     same_function(model, reference)
     same_function(load(path), reference)
+    model = load(path, eps=1e-3, activation="gelu", drop_path=0.1)
+    assert model.vit_config.attn.before == NormConfig("layer", 1e-3)
+    assert (model.vit_config.activation, model.vit_config.drop_path) == ("gelu", 0.1)
+    assert model.blocks[0].norm1.eps == model.norm.eps == 1e-3
 
 
 OLD = {
@@ -163,14 +167,6 @@ def test_bfloat16_and_the_tensors_of_another_tower(saved, tmp_path):
     account = coverage(path)
     assert account.left_out == tuple((n, "outside the model's params/img/") for n in list(arrays)[-2:])
     assert account.assumed == ("eps of all norms 1e-06", "activation=gelu_tanh", "img_size=(32, 32)")
-
-
-def test_settings_that_are_known_to_be_otherwise(saved):
-    _, path = saved()
-    model = load(path, eps=1e-3, activation="gelu", drop_path=0.1)
-    assert model.vit_config.attn.before == NormConfig("layer", 1e-3)
-    assert (model.vit_config.activation, model.vit_config.drop_path) == ("gelu", 0.1)
-    assert model.blocks[0].norm1.eps == model.norm.eps == 1e-3
 
 
 def without(*parts):

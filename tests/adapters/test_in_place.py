@@ -162,7 +162,8 @@ GATED = ["gate+subln(rescale=false)", "subln(rescale=false)+gate", "gate(per=hea
 
 
 @pytest.mark.parametrize(
-    "index", [*EVERY_PIECE, *GATED, *(pytest.param(index, marks=pytest.mark.long) for index in range(200))]
+    "index",
+    [*GATED, *(pytest.param(index, marks=[pytest.mark.long] * (index not in EVERY_PIECE)) for index in range(200))],
 )
 def test_compositions_compute_what_a_vitmods_vit_computes(index):
     text = index if isinstance(index, str) else composition(index)
@@ -347,8 +348,9 @@ ONCE = {
     check_onnx_of_dynamo: ("timm vit",),
     check_trainer: ("hf dinov2",),
     check_distributed: ("timm vit",),
+    check_precision: ("timm vit", "hf dinov2"),
 }
-"""checks that look at no block (slow graphs, trainers, copies), and the models for which every run makes them"""
+"""checks that look at no block (slow graphs, trainers, copies, types), and the models for which every run makes them"""
 
 
 def each_check():

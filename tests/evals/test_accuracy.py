@@ -108,49 +108,28 @@ def test_logits_of_some_of_the_model_s_classes(outputs_of, made_up, small_model,
     assert accuracy(outputs).metrics["top1"] == pytest.approx(right)
 
 
-def slow_ece(confidence, correct, bins=15):
+BINNED = bins_of_equal_width, bins_of_equal_size
+
+
+def slow_ece(confidence, correct, parts):
     """Guo et al., Eq. 3, bin by bin."""
-    total = 0.0
-    for m in range(1, bins + 1):
-        inside = [i for i, p in enumerate(confidence) if (m - 1) / bins < p <= m / bins]
-        if inside:
-            gap = np.mean([correct[i] for i in inside]) - np.mean([confidence[i] for i in inside])
-            total += len(inside) / len(confidence) * abs(gap)
-    return total
+    return sum(len(i) / len(confidence) * abs(correct[i].mean() - confidence[i].mean()) for i in parts if len(i))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 200))
-def test_ece_is_the_paper_s_and_does_not_depend_on_the_order(seed, n):
+def test_both_calibration_errors_are_the_paper_s(seed, n):
     rng = np.random.default_rng(seed)
     confidence, correct = rng.uniform(0.01, 1, n), rng.random(n) < 0.7
-    ece = calibration_errors(confidence, correct, bins_of_equal_width(confidence)).mean()
-    assert ece == pytest.approx(slow_ece(confidence, correct), abs=1e-12)
-    order = rng.permutation(n)
-    for binned in (bins_of_equal_width, bins_of_equal_size):
-        again = calibration_errors(confidence[order], correct[order], binned(confidence[order])).mean()
-        assert again == pytest.approx(calibration_errors(confidence, correct, binned(confidence)).mean(), abs=1e-12)
-
-
-def test_bins_of_equal_width_have_their_upper_ends_and_those_of_equal_size_as_many():
-    assert bins_of_equal_width(np.array([1 / 15, 1 / 15 + 1e-9, 1.0])).tolist() == [0, 1, 14]
-    confidence = np.random.default_rng(0).uniform(0, 1, 151) ** 4
-    bins = bins_of_equal_size(confidence)
-    assert sorted(np.bincount(bins)) == [10] * 14 + [11]
-    ends = [confidence[bins == m] for m in range(15)]
-    assert all(low.max() <= high.min() for low, high in pairwise(ends))
-
-
-def test_perfect_calibration_has_no_error_and_overconfidence_has_its_own():
-    rng = np.random.default_rng(0)
-    confidence = rng.uniform(0.2, 1, 200_000)
-    correct = rng.random(200_000) < confidence
-    for binned in (bins_of_equal_width, bins_of_equal_size):
-        assert calibration_errors(confidence, correct, binned(confidence)).mean() < 0.005
-    sure = np.full(1000, 0.9)
-    assert calibration_errors(sure, np.arange(1000) < 600, bins_of_equal_width(sure)).mean() == pytest.approx(0.3)
+    errors = [calibration_errors(confidence, correct, b(confidence)).mean() for b in BINNED]
+    equal_width = [np.flatnonzero(((m - 1) / 15 < confidence) & (confidence <= m / 15)) for m in range(1, 16)]
+    ends = -(-np.arange(16) * n // 15)  # as many in each, but for one
+    equal_size = [np.argsort(confidence)[a:b] for a, b in pairwise(ends)]
+    assert errors == pytest.approx([slow_ece(confidence, correct, parts) for parts in (equal_width, equal_size)])
 
 
 def test_the_protocol_of_calibration(outputs_of, made_up, small_model):
+    sure = np.full(1000, 0.9)
+    assert calibration_errors(sure, np.arange(1000) < 600, bins_of_equal_width(sure)).mean() == pytest.approx(0.3)
     confidence, correct = np.array([0.05, 0.06, 0.5, 1.0]), np.array([True, False, True, True])
     rows = reliability(confidence, correct, bins_of_equal_width(confidence))
     assert [(row["bin"], row["images"], row["accuracy"]) for row in rows] == [(0, 2, 0.5), (7, 1, 1.0), (14, 1, 1.0)]
@@ -159,7 +138,8 @@ def test_the_protocol_of_calibration(outputs_of, made_up, small_model):
     outputs = outputs_of(small_model(), made_up())
     found = calibration(outputs)
     p, targets = outputs.logits.double().softmax(1).numpy(), outputs.targets.numpy()
-    assert found.metrics["ece"] == pytest.approx(slow_ece(p.max(1), p.argmax(1) == targets), abs=1e-9)
+    errors = [calibration_errors(p.max(1), p.argmax(1) == targets, b(p.max(1))).mean() for b in BINNED]
+    assert [found.metrics["ece"], found.metrics["adaptive_ece"]] == pytest.approx(errors, abs=1e-9)
     assert found.metrics["nll"] == pytest.approx(sklearn.log_loss(targets, p), rel=1e-9)
     assert found.metrics["brier"] == pytest.approx(((p - np.eye(3)[targets]) ** 2).sum(1).mean(), rel=1e-9)
     assert set(found.intervals) == {"nll", "brier"}

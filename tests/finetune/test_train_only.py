@@ -17,7 +17,6 @@ import torch.multiprocessing as mp
 import torchvision
 import transformers as hf
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
-from timm.optim import create_optimizer_v2
 
 import vitmods as vm
 from vitmods import fast
@@ -178,17 +177,6 @@ def test_models_without_what_is_asked_for():
         vm.train_only(timm.create_model("resnet10t"), "attention")
     with pytest.raises(UserError, match="does not have biases: train norms"):
         vm.train_only(torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False)), "biases")
-
-
-def test_layer_wise_decay_of_timm_sees_only_what_is_trained():
-    model = small()
-    vm.train_only(model, "attention")
-    optimizer = create_optimizer_v2(model, opt="adamw", lr=1.0, weight_decay=0.1, layer_decay=0.5)
-    scales = {id(p): group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
-    trained = dict(model.named_parameters())
-    assert scales.keys() == {id(trained[name]) for name in names(model)}
-    first, second = (scales[id(model.blocks[i].attn.qkv.weight)] for i in range(2))
-    assert first == pytest.approx(0.5 * second)
 
 
 def trained_model(rank=None):
