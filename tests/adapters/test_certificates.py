@@ -328,7 +328,7 @@ def say(model, flag, value):
         *(pytest.param(case, True, id=f"{case}-trained") for case in CASES),
         *(
             pytest.param(
-                case, False, id=f"{case}-new", marks=[pytest.mark.long] * (number % 4 > 0 and "zero" not in case)
+                case, False, id=f"{case}-new", marks=[pytest.mark.long] * (number % 6 > 0 and "zero" not in case)
             )
             for number, case in enumerate(CASES)
         ),

@@ -462,18 +462,20 @@ def towers():
     words = {**small, "vocab_size": 99, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2}
     both = {"vision_config": vision, "text_config": words}
     decoder = {f"decoder_{name}": value for name, value in small.items()}
+    mae = hf.ViTMAEConfig(**vision, **decoder, mask_ratio=0.0)
+    beit = hf.BeitConfig(**vision, use_mean_pooling=False)
     return {
-        "CLIP": (hf.CLIPModel(hf.CLIPConfig(**both)), "vision_model", "text_model"),
-        "SigLIP": (hf.SiglipModel(hf.SiglipConfig(**both)), "vision_model", "logit_bias"),
-        "MAE": (hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**vision, **decoder, mask_ratio=0.0)), "vit", "decoder"),
-        "BEiT": (hf.BeitForMaskedImageModeling(hf.BeitConfig(**vision, use_mean_pooling=False)), "beit", "lm_head"),
+        "CLIP": lambda: (hf.CLIPModel(hf.CLIPConfig(**both)), "vision_model", "text_model"),
+        "SigLIP": lambda: (hf.SiglipModel(hf.SiglipConfig(**both)), "vision_model", "logit_bias"),
+        "MAE": lambda: (hf.ViTMAEForPreTraining(mae), "vit", "decoder"),
+        "BEiT": lambda: (hf.BeitForMaskedImageModeling(beit), "beit", "lm_head"),
     }
 
 
 @pytest.mark.parametrize("name", ["CLIP", "SigLIP", "MAE", "BEiT"])
 def test_the_tower_for_images_in_a_folder_of_hugging_face(name, scatter, same_function, tmp_path):
     pytest.importorskip("transformers")
-    model, tower, other = towers()[name]
+    model, tower, other = towers()[name]()
     scatter(model).save_pretrained(tmp_path)
     noise = {"noise": torch.arange(16.0).expand(2, -1)} if name == "MAE" else {}
 

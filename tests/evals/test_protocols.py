@@ -30,10 +30,9 @@ def test_every_protocol_gives_the_metrics_that_it_names(made_up, small_model):
 
 def test_the_size_of_batches_does_not_matter(made_up, small_model):
     dataset, model = made_up(), small_model()
-    first, *others = [run(model, dataset, QUICK, batch_size=n) for n in (1, 7, 500)]
-    for other in others:
-        for name in QUICK:
-            assert other[name].metrics == pytest.approx(first[name].metrics, abs=1e-6)
+    first, second = (run(model, dataset, QUICK, batch_size=n, options=Options(linear_epochs=2)) for n in (7, 500))
+    for name in QUICK:
+        assert second[name].metrics == pytest.approx(first[name].metrics, abs=1e-6)
 
 
 def test_the_mode_of_the_model_is_left_as_it_was(made_up, small_model):

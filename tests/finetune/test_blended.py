@@ -55,7 +55,8 @@ READ = {
     "normformer(head_scale=true,residual_scale=true)": 4,
     "placement(attn=pre+post)": 2,
 }
-CASES = [(kind, *case) for kind in ("vit", "timm") for case in EVERYWHERE.items()]
+CASES = [("vit", *case) for case in EVERYWHERE.items()]
+CASES += [("timm", *case) for case in [*EVERYWHERE.items()][1::2]]
 CASES += [("huggingface", *case) for case in [*EVERYWHERE.items()][::3]]
 CASES += [("vit", *case) for case in READ.items()] + [("parallel", c, EVERYWHERE[c]) for c in ("qknorm", "normformer")]
 
