@@ -362,8 +362,9 @@ class HiddenCausality(Parts):
     """A block that does not say that it is causal."""
 
     def forward(self, x):
-        q, k, v = self.two.qkv(self.one(x)).chunk(3, -1)
-        x = x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        q, k, v = self.two.qkv(self.one(x)).unflatten(-1, (3, 2, -1)).transpose(1, 3).unbind(2)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + mixed.transpose(1, 2).flatten(2)
         return x + self.four(self.three(x))
 
 
