@@ -488,7 +488,7 @@ def test_what_cannot_be_done_is_an_error(name, change, options, message):
 @pytest.mark.parametrize(
     ("name", "change", "where"),
     [
-        *((name, SCALE, None) for name in ("causal", "text decoder", "chunks", "tokens first", "decoder")),
+        *((name, SCALE, None) for name in ("causal", "text decoder", "chunks", "tokens first", "decoder layer")),
         *((name, RMS, None) for name in ("hidden causality", "neox", "cait", "xcit", "crossvit")),
         ("blind", INSTANCE, None),
         ("chunks", DTN, None),

@@ -18,7 +18,7 @@ IMAGES = torch.rand(2, 3, 32, 32)
 
 
 def test_a_folder_of_timm_gives_its_model_and_pixels_or_says_what_is_wrong(tmp_path):
-    sizes = {"img_size": 32, "depth": 2, "embed_dim": 48}
+    sizes = {"img_size": 32, "depth": 2, "embed_dim": 48, "init_values": 0.1}
     model = timm.create_model("vit_tiny_patch16_224", num_classes=5, drop_path_rate=0.1, **sizes).eval()
     model.pretrained_cfg.update(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
     save_for_hf(model, str(tmp_path), model_args=sizes, safe_serialization=True)

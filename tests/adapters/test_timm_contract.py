@@ -330,7 +330,12 @@ TRACED = [
 
 @pytest.mark.parametrize(
     ("changes", "training"),
-    [*((changes, number % 2 == 1) for number, changes in enumerate(TRACED)), ("", True), ("norm(kind=batch)", True)],
+    [
+        *((changes, number % 2 == 1) for number, changes in enumerate(TRACED)),
+        ("", True),
+        ("norm(kind=batch)", True),
+        ("dropkey", True),
+    ],
 )
 def test_fx_traces_every_model(changes, training):
     torch.manual_seed(0)
