@@ -128,6 +128,7 @@ def test_both_calibration_errors_are_the_paper_s(seed, n):
 
 
 def test_the_protocol_of_calibration(outputs_of, made_up, small_model):
+    assert bins_of_equal_width(np.array([1 / 15, 1 / 15 + 1e-9, 1.0])).tolist() == [0, 1, 14]  # their upper ends
     sure = np.full(1000, 0.9)
     assert calibration_errors(sure, np.arange(1000) < 600, bins_of_equal_width(sure)).mean() == pytest.approx(0.3)
     confidence, correct = np.array([0.05, 0.06, 0.5, 1.0]), np.array([True, False, True, True])
