@@ -411,6 +411,7 @@ TWICE = "normalizes its queries and keys already"
         ("timm beit", "parallel", UserError, "'parallel' needs a model that vm.apply can read"),
         ("hf llama", "swiglu", NoEffect, "mlp is gated already"),
         ("hf bert", "swiglu", NotRecognized, "that of encoder.layer.0 is not one module"),
+        ("hf bert", "rms", NotRecognized, "cannot be exact here"),
         ("hf bert", "hmlp", UnfitStem, "needs a stem of one projection of patches"),
         ("timm vit", "normformer+swiglu", UserError, "of an earlier change out: give it first"),
         ("timm beit", "subln", UserError, r"write subln\(rescale=false\)"),
@@ -432,7 +433,7 @@ def test_what_cannot_be_put_in_is_refused(name, text, error, message):
         change(make(name) if isinstance(name, str) else name(), text)
 
 
-@pytest.mark.parametrize("name", ["timm vit", "timm dinov3", "hf siglip"])
+@pytest.mark.parametrize("name", ["timm vit", "timm beit", "timm dinov3", "hf siglip"])
 def test_the_first_example_of_the_readme_works_or_says_what_does(name):
     model, images = make(name), inputs_of(make(name))
     try:

@@ -22,7 +22,7 @@ SAMPLE = {
     "Hugging Face, text": ("Bert", "T5Encoder", "Qwen3", "Mamba"),
 }
 LONG = (
-    *("vit_base_patch16_xp_224", "vit_relpos_base_patch16_rpn_224", "vit_base_resnet26d_224"),
+    *("vit_relpos_base_patch16_rpn_224", "vit_base_resnet26d_224"),
     *("ViT", "Siglip2Vision", "Swinv2", "Timesformer", "Bert"),
 )
 """of the sample, what is not tried in every run"""
