@@ -49,8 +49,9 @@ def saved(scatter, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("name", ["bv_vit_tok_repsize", "bv_vit_gap_sincos", "bv_vit_dpn"])
-@pytest.mark.parametrize("prefix", ["", "params/", "opt/target/"])
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("bv_vit_tok_repsize", ""), ("bv_vit_gap_sincos", "params/"), ("bv_vit_dpn", "opt/target/")]
+)
 def test_goldens_through_the_file(tmp_path, name, prefix):
     """float64, with outputs and gradients of the images that big_vision gave."""
     g = arrays_of(GOLDEN / f"{name}.npz")
@@ -62,6 +63,15 @@ def test_goldens_through_the_file(tmp_path, name, prefix):
     tolerance = 1e-6 if "sincos" in name else 1e-8  # our fixed positions are made in float32
     torch.testing.assert_close(out.detach(), torch.from_numpy(g["out.logits"]), atol=tolerance, rtol=0)
     torch.testing.assert_close(gradient, torch.from_numpy(g["grad_in.image"]), atol=tolerance, rtol=0)
+
+
+def of_timm(path, **options):
+    """What timm's own reader makes of the file."""
+    sizes = {k: v for k, v in SMALL.items() if k != "mlp_dim"}
+    model = VisionTransformer(**sizes, mlp_ratio=1.5, act_layer=partial(nn.GELU, approximate="tanh"), **options)
+    with torch.no_grad():
+        model.load_pretrained(str(path))
+    return model.eval()
 
 
 CONFIGS = {
@@ -97,15 +107,14 @@ def test_dual_patchnorm_there_and_back(scatter, same_function, tmp_path, in_chan
 def test_timms_reader_agrees(saved, same_function, pool):
     """timm reads these files too, by code of its own."""
     model, path = saved(**POOLS[pool])
-    reference = VisionTransformer(
-        **{k: v for k, v in SMALL.items() if k != "mlp_dim"}, mlp_ratio=1.5, no_embed_class=True, fc_norm=False,
-        class_token=pool == "token", global_pool={"gap": "avg"}.get(pool, pool),
-        act_layer=partial(nn.GELU, approximate="tanh"),
-    ).eval()  # fmt: skip
-    with torch.no_grad():
-        reference.load_pretrained(str(path))
+    pooled = {"class_token": pool == "token", "global_pool": {"gap": "avg"}.get(pool, pool)}
+    reference = of_timm(path, no_embed_class=True, fc_norm=False, **pooled)
     same_function(model, reference)
     same_function(load(path), reference)
+    model = load(path, eps=1e-3, activation="gelu", drop_path=0.1)
+    assert model.vit_config.attn.before == NormConfig("layer", 1e-3)
+    assert (model.vit_config.activation, model.vit_config.drop_path) == ("gelu", 0.1)
+    assert model.blocks[0].norm1.eps == model.norm.eps == 1e-3
 
 
 OLD = {
@@ -119,21 +128,15 @@ def test_first_names_with_the_class_tokens_position_first(saved, same_function, 
     _, path = saved()
     arrays = {}
     for name, value in arrays_of(path).items():
-        for new, old in OLD.items():
-            name = name.replace(new, old)
+        for new, first in OLD.items():
+            name = name.replace(new, first)
         arrays[name.removeprefix("params/")] = value
     table = arrays["Transformer/posembed_input/pos_embedding"]
     arrays["Transformer/posembed_input/pos_embedding"] = np.concatenate([table[:, :1] - 1, table], axis=1)
     old = write(tmp_path / "old.npz", arrays)
     model = load(old)
     assert model.vit_config.position_on_prefix
-    reference = VisionTransformer(
-        **{k: v for k, v in SMALL.items() if k != "mlp_dim"}, mlp_ratio=1.5,
-        act_layer=partial(nn.GELU, approximate="tanh"),
-    ).eval()  # fmt: skip
-    with torch.no_grad():
-        reference.load_pretrained(str(old))
-    same_function(model, reference)
+    same_function(model, of_timm(old))
     save(model, tmp_path / "new.npz")
     current = load(tmp_path / "new.npz")
     assert not current.vit_config.position_on_prefix
@@ -164,14 +167,6 @@ def test_bfloat16_and_the_tensors_of_another_tower(saved, tmp_path):
     account = coverage(path)
     assert account.left_out == tuple((n, "outside the model's params/img/") for n in list(arrays)[-2:])
     assert account.assumed == ("eps of all norms 1e-06", "activation=gelu_tanh", "img_size=(32, 32)")
-
-
-def test_settings_that_are_known_to_be_otherwise(saved):
-    _, path = saved()
-    model = load(path, eps=1e-3, activation="gelu", drop_path=0.1)
-    assert model.vit_config.attn.before == NormConfig("layer", 1e-3)
-    assert (model.vit_config.activation, model.vit_config.drop_path) == ("gelu", 0.1)
-    assert model.blocks[0].norm1.eps == model.norm.eps == 1e-3
 
 
 def without(*parts):

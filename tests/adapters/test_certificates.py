@@ -65,8 +65,7 @@ class Attention(nn.Module):
             heads = F.layer_norm(heads, heads.shape[-1:], eps=1e-5)
         if self.extra == "weights":
             return F.linear(heads, self.proj.weight, self.proj.bias)
-        out = self.proj(heads)
-        return out.transpose(1, 2) if self.extra == "channels first" else out
+        return self.proj(heads)
 
 
 class MLP(nn.Module):
@@ -81,14 +80,10 @@ class MLP(nn.Module):
         return self.fc2(hidden)
 
 
-def rms(y):
-    return y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-
-
 BEHIND = {
     "": lambda y: y,
     "half": lambda y: 0.5 * y,
-    "rms": rms,
+    "rms": lambda y: y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt(),
     "tanh": torch.tanh,
     "relu": torch.relu,
     "layer_norm": lambda y: F.layer_norm(y, y.shape[-1:]),
@@ -113,44 +108,19 @@ class Block(nn.Module):
         return y * self.says.get("scale", 1.0)
 
     def forward(self, x):
+        keep = 0.8 if self.kind == "scaled stream" else 1.0
+        y = self.attn(x if self.kind == "norm behind" else self.norm1(x))
         if self.kind == "parallel":
-            return x + self.last(self.attn(self.norm1(x))) + self.last(self.mlp(self.norm1(x)))
-        if self.kind == "post":
-            x = self.norm1(x + self.last(self.attn(x)))
-            return self.norm2(x + self.last(self.mlp(x)))
+            return x + self.last(y) + self.last(self.mlp(self.norm1(x)))
         if self.kind == "norm behind":
-            x = x + self.last(self.norm1(self.attn(x)))
+            x = x + self.last(self.norm1(y))
             return x + self.last(self.norm2(self.mlp(x)))
-        if self.kind == "scaled stream":
-            x = 0.8 * x + self.last(self.attn(self.norm1(x)))
-            return 0.8 * x + self.last(self.mlp(self.norm2(x)))
-        if self.kind == "shared norm":
-            x = x + self.last(self.attn(self.norm1(x)))
-            return x + self.last(self.mlp(self.norm1(x)))
-        if self.kind == "channels first":
-            x = x + self.last(self.attn(self.norm1(x)).transpose(1, 2))
-            return x + self.last(self.mlp(self.norm2(x)))
-        if self.kind == "twice":
-            y = self.attn(self.norm1(x))
-            x = x + self.last(y) + 0.1 * torch.tanh(y)
-            return x + self.last(self.mlp(self.norm2(x)))
+        x = keep * x + self.last(y) + (0.1 * torch.tanh(y) if self.kind == "twice" else 0)
+        z = self.norm1(x) if self.kind == "shared norm" else self.norm2(x)
+        y = self.mlp(z)
         if self.kind == "adapter":
-            x = x + self.last(self.attn(self.norm1(x)))
-            y = self.norm2(x)
-            return x + self.last(self.mlp(y) + self.up(torch.relu(self.down(y))))
-        x = x + self.last(self.attn(self.norm1(x)))
-        return x + self.last(self.mlp(self.norm2(x)))
-
-
-class Add(nn.Module):
-    """The residual in a module of its own."""
-
-    def __init__(self, *branch):
-        super().__init__()
-        self.fn, self.says = nn.Sequential(*branch), {}
-
-    def forward(self, x):
-        return x + self.says.get("scale", 1.0) * self.fn(x)
+            y = y + self.up(torch.relu(self.down(z)))
+        return keep * x + self.last(y)
 
 
 class Output(nn.Module):
@@ -165,22 +135,17 @@ class Output(nn.Module):
 
 
 class LastAdds(nn.Module):
-    def __init__(self, attends=True, **attention):
+    def __init__(self):
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-        self.attn, self.output1, self.fc1, self.output2 = (
-            Attention(**attention),
-            Output(DIM),
-            nn.Linear(DIM, 32),
-            Output(32),
-        )
+        self.norm1, self.attn, self.output1 = nn.LayerNorm(DIM), Attention(), Output(DIM)
+        self.norm2, self.fc1, self.output2 = nn.LayerNorm(DIM), nn.Linear(DIM, 32), Output(32)
 
     def forward(self, x):
         x = self.output1(self.attn(self.norm1(x)), x)
         return self.output2(F.gelu(self.fc1(self.norm2(x))), x)
 
 
-class OwnNorm(nn.Module):
+class LayerNormOfOurs(nn.Module):
     """A LayerNorm that is not PyTorch's."""
 
     def __init__(self, dim):
@@ -191,18 +156,11 @@ class OwnNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias)
 
 
-OwnNorm.__name__ = "LayerNormOfOurs"
-
-
-class Convolutions(nn.Module):
-    """A block without attention that is recognized."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+class WithoutAttention(MLP):
+    """A block in which none is recognized."""
 
     def forward(self, x):
-        return x + self.second(torch.relu(self.first(x)))
+        return x + super().forward(x)
 
 
 class Model(nn.Module):
@@ -234,22 +192,6 @@ class Named(nn.Module):
         return self.norm(x)
 
 
-class Lists(nn.Module):
-    """Branches in lists, whose residuals the model adds (vit-pytorch)."""
-
-    def __init__(self):
-        super().__init__()
-        parts = ((nn.LayerNorm(DIM), Attention(), nn.LayerNorm(DIM), MLP()) for _ in range(2))
-        self.layers, self.norm, self.says = nn.ModuleList(map(nn.ModuleList, parts)), nn.LayerNorm(DIM), {}
-
-    def forward(self, x):
-        scale = self.says.get("scale", 1.0)
-        for norm1, attention, norm2, mlp in self.layers:
-            x = x + scale * attention(norm1(x))
-            x = x + scale * mlp(norm2(x))
-        return self.norm(x)
-
-
 def two(**settings):
     return lambda: Model(*(Block(**settings) for _ in range(2)))
 
@@ -265,11 +207,6 @@ def shared(*names):
     return make
 
 
-def sequential(**attention):
-    mlp = (nn.Linear(DIM, 32), nn.GELU(), nn.Linear(32, DIM))
-    return nn.Sequential(Add(nn.LayerNorm(DIM), Attention(**attention)), Add(nn.LayerNorm(DIM), *mlp))
-
-
 def with_lora():
     return peft.get_peft_model(two()(), peft.LoraConfig(target_modules=["proj", "fc2"], init_lora_weights=False))
 
@@ -280,66 +217,34 @@ def compiled():
     return model
 
 
-def encoder(norm_first):
-    layer = nn.TransformerEncoderLayer(DIM, HEADS, 32, batch_first=True, norm_first=norm_first)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-
-def zeros(*names):
-    def make():
-        model = two()()
-        for name, parameter in model.named_parameters():
-            if name.endswith(names):
-                nn.init.zeros_(parameter)
-        return model
-
-    return make
-
-
-def called_twice():
-    block = Block()
-    return Model(block, block)
+def zero_branches():
+    model = two()()
+    for name, parameter in model.named_parameters():
+        if "proj." in name or "fc2." in name:
+            nn.init.zeros_(parameter)
+    return model
 
 
 def quantized():
     return torch.ao.quantization.quantize_dynamic(two()(), {nn.Linear})
 
 
-class Early(nn.Module):
-    """In training a path of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.block, self.fc = Block(), nn.Linear(DIM, DIM)
-
-    def forward(self, x):
-        return self.fc(self.block(x)) if self.training else self.block(x)
-
-
-SCALE, QK, SUB, GATE, NORM = (
-    "layerscale(init=0.3)",
-    "qknorm",
-    "subln(rescale=false)",
-    "gate(per=head)",
-    "norm(kind=scale)",
-)
-RIGHT, REFUSED = "right", "refused"
+SCALE, QK, SUB, GATE = DEFINITION
+NORM = "norm(kind=scale)"
+RIGHT, REFUSED = None, UserError
 CASES = {
     # where the branch is
     "pre-norm": (two(), SCALE, RIGHT),
-    "post-norm": (two(kind="post"), SCALE, RIGHT),
     "norm behind the branch": (two(kind="norm behind"), SCALE, RIGHT),
     "parallel": (two(kind="parallel"), SCALE, RIGHT),
     "shared norm": (two(kind="shared norm"), SCALE, RIGHT),
     "half": (two(behind="half"), SCALE, RIGHT),
-    "residual in the module of the branch": (lambda: Model(sequential(), sequential()), SCALE, RIGHT),
     "last map adds the stream, behind another": (lambda: Model(LastAdds(), LastAdds()), SCALE, RIGHT),
-    "lists of branches": (Lists, SCALE, RIGHT),
-    "blocks that are called twice": (called_twice, SCALE, RIGHT),
+    "blocks that are called twice": (lambda: Model(*[Block()] * 2), SCALE, RIGHT),
     "adapter beside the MLP": (two(kind="adapter"), SCALE, RIGHT),
     "names beside a list": (lambda: Named(Block(), Block()), SCALE, RIGHT),
     "zero head": (lambda: Model(Block(), Block(), head="zero"), SCALE, RIGHT),
-    "zero branches": (zeros("proj.weight", "proj.bias", "fc2.weight", "fc2.bias"), SCALE, RIGHT),
+    "zero branches": (zero_branches, SCALE, RIGHT),
     # what is behind it
     **{f"{b} behind the branch": (two(behind=b), SCALE, REFUSED) for b in BEHIND if b not in ("", "half")},
     "tanh in training": (two(behind="tanh", mode="training"), SCALE, REFUSED),
@@ -347,7 +252,6 @@ CASES = {
     "tanh in evaluation": (two(behind="tanh", mode="evaluation"), SCALE, REFUSED),
     "scaled stream": (two(kind="scaled stream"), SCALE, REFUSED),
     "branch that is read twice": (two(kind="twice"), SCALE, REFUSED),
-    "channels first": (two(kind="channels first", extra="channels first"), SCALE, RIGHT),
     "zero head, tanh": (lambda: Model(Block(behind="tanh"), Block(behind="tanh"), head="zero"), SCALE, REFUSED),
     # what is shared, left out, wrapped
     "shared attention": (shared("attn"), SCALE, REFUSED),
@@ -357,15 +261,15 @@ CASES = {
     "shared MLP": (shared("mlp"), SCALE, REFUSED),
     "shared norms": (shared("norm1"), NORM, REFUSED),
     "decoder that does not run": (lambda: Model(Block(), unused=[Block()]), SCALE, REFUSED),
-    "block of another kind": (lambda: Model(Block(), Convolutions(), Block()), SCALE, REFUSED),
+    "block of another kind": (lambda: Model(Block(), WithoutAttention(), Block()), SCALE, REFUSED),
     "compiled block": (compiled, SCALE, REFUSED),
     "LoRA inside": (with_lora, SCALE, RIGHT),
     "LoRA inside, norm": (with_lora, SUB, RIGHT),
     "quantized": (quantized, NORM, REFUSED),
     "quantized, factor": (quantized, SCALE, REFUSED),
-    "norms of another class": (two(norm=OwnNorm), NORM, REFUSED),
+    "norms of another class": (two(norm=LayerNormOfOurs), NORM, REFUSED),
     "norms that do not run": (lambda: Model(Block(), unused=[Block()]), NORM, REFUSED),
-    "placement at its defaults": (two(), "placement(reading=branch)", REFUSED),
+    "placement at its defaults": (two(), "placement(reading=branch)", NoEffect),
     "no norm for one of two branches": (two(kind="parallel"), "placement(attn=post,reading=branch)", REFUSED),
     # heads
     "heads": (two(), QK, RIGHT),
@@ -377,7 +281,6 @@ CASES = {
     "channels before heads, joint": (two(cut="d h", joint="t d h"), QK, REFUSED),
     "more heads than true": (two(count=8), QK, RIGHT),
     "fewer heads than true": (two(count=2), QK, RIGHT),
-    "one head": (two(count=1), QK, RIGHT),
     "queries in values": (two(extra="value"), QK, REFUSED),
     "queries in positions": (two(extra="positions"), QK, REFUSED),
     "cosine attention": (two(extra="cosine"), QK, REFUSED),
@@ -389,10 +292,6 @@ CASES = {
     "norms inside": (two(), SUB, RIGHT),
     "norms inside, norm behind": (two(kind="norm behind"), SUB, RIGHT),
     "norms inside, weights read": (two(extra="weights"), SUB, REFUSED),
-    # PyTorch's encoder
-    "encoder": (lambda: encoder(True), SCALE, "taken"),
-    "post-norm encoder": (lambda: encoder(False), SCALE, "taken"),
-    "encoder, queries": (lambda: encoder(True), QK, "taken"),
 }  # fmt: skip
 
 
@@ -429,7 +328,7 @@ def say(model, flag, value):
         *(pytest.param(case, True, id=f"{case}-trained") for case in CASES),
         *(
             pytest.param(
-                case, False, id=f"{case}-new", marks=[pytest.mark.long] * (number % 4 > 0 and "zero" not in case)
+                case, False, id=f"{case}-new", marks=[pytest.mark.long] * (number % 6 > 0 and "zero" not in case)
             )
             for number, case in enumerate(CASES)
         ),
@@ -441,33 +340,20 @@ def test_a_change_is_what_it_defines_or_refused(case, scrambled):
     apply = functools.partial(
         vm.apply, model, *vm.parse_changes(text), in_place=True, example=torch.randn(2, TOKENS, DIM)
     )
-    if expected == REFUSED:
-        with pytest.raises(UserError):
+    if expected is not RIGHT:
+        with pytest.raises(expected):
             apply()
         return
     changed = apply()
     assert "1 of 2" not in str(vm.diff(model, changed, torch.randn(2, TOKENS, DIM)))
-    if expected == RIGHT:
-        for training in (False, True):
-            reference = copy.deepcopy(model if text != GATE else changed)
-            say(reference, DEFINITION[text], 0.3 if text == SCALE else True)
-            for insert in [m for m in reference.modules() if hasattr(m, "vm_gate")]:
-                insert.vm_gate.withdraw(insert)
-            torch.testing.assert_close(output(changed, training), output(reference, training), rtol=1e-4, atol=1e-5)
-            if "zero" not in case or scrambled:
-                assert (output(changed, training) - output(model, training)).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_factors_of_pytorch_s_encoder_scale_its_branches(norm_first):
-    model = scramble(encoder(norm_first))
-    changed = vm.apply(model, vm.LayerScale(init=0.3), in_place=True, example=torch.randn(2, TOKENS, DIM))
-    with torch.no_grad():
-        for layer in model.layers:
-            for last in (layer.self_attn.out_proj, layer.linear2):
-                last.weight.mul_(0.3)
-                last.bias.mul_(0.3)
-    torch.testing.assert_close(output(changed), output(model), rtol=1e-4, atol=1e-5)
+    for training in (False, True):
+        reference = copy.deepcopy(model if text != GATE else changed)
+        say(reference, DEFINITION[text], 0.3 if text == SCALE else True)
+        for insert in [m for m in reference.modules() if hasattr(m, "vm_gate")]:
+            insert.vm_gate.withdraw(insert)
+        torch.testing.assert_close(output(changed, training), output(reference, training), rtol=1e-4, atol=1e-5)
+        if "zero" not in case or scrambled:
+            assert (output(changed, training) - output(model, training)).abs().max() > 1e-4
 
 
 def test_the_comparison_counts_attentions():
@@ -477,14 +363,8 @@ def test_the_comparison_counts_attentions():
 
 
 def test_an_exact_conversion_is_checked_in_front_of_a_zero_head():
-    model = timm.create_model(
-        "swin_tiny_patch4_window7_224", num_classes=3, img_size=56, embed_dim=24, depths=(1, 1, 1, 1)
-    )
+    sizes = {"num_classes": 3, "img_size": 56, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4)}
+    model = timm.create_model("swin_tiny_patch4_window7_224", **sizes)
     nn.init.zeros_(model.head.fc.weight)
     with pytest.raises(Refused, match="changes the outputs"):
         vm.apply(model, vm.Norm("rms"), in_place=True)
-
-
-def test_a_placement_without_effect_says_so():
-    with pytest.raises(NoEffect, match="alters nothing"):
-        vm.apply(two()(), vm.Placement(reading="branch"), in_place=True, example=torch.randn(2, TOKENS, DIM))

@@ -24,6 +24,7 @@ def small():
 
 
 WRAPPED = "wraps the model: give the model inside, "
+UNREADABLE = {"mlp_layer": timm.layers.SwiGLU, "patch_drop_rate": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ WRAPPED = "wraps the model: give the model inside, "
         (lambda: nn.DataParallel(nn.Linear(2, 2)), f"{WRAPPED}.*model.module"),
         (type("OptimizedModule", (nn.Module,), {}), f"{WRAPPED}.*_orig_mod"),
         (
-            lambda: VisionTransformer(**SMALL, mlp_layer=timm.layers.SwiGLU, patch_drop_rate=0.5),
+            lambda: VisionTransformer(**SMALL, **UNREADABLE),
             r"patch dropout; MLP SwiGLU with GELU.*timm:NAME.*vm.apply.model, ..., in_place=True.$",
         ),
     ],
@@ -99,12 +100,15 @@ def test_the_account_of_a_model_and_other_endings_of_files(tmp_path):
 @pytest.mark.parametrize("name", ["a.npz", "a.pth", "a.safetensors"])
 def test_damaged_and_empty_files(tmp_path, name):
     path = tmp_path / name
-    model = vm.vit("mu/8", img_size=32, num_classes=5, activation="gelu_tanh" if name == "a.npz" else "gelu")
-    save_file(model.state_dict(), path) if name == "a.safetensors" else save(model, path)
+    save(vm.vit("mu/8", img_size=32, num_classes=5, activation="gelu_tanh" if name == "a.npz" else "gelu"), path)
     for damaged in (path.read_bytes()[:-200], b""):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=name):
             load(path)
+
+
+def with_names(*names):
+    return partial(save_file, {name: torch.ones(2) for name in names})
 
 
 @pytest.mark.parametrize(
@@ -113,12 +117,8 @@ def test_damaged_and_empty_files(tmp_path, name):
         ("a.pth", lambda path: None, "does not exist"),
         ("a.zip", lambda path: path.write_bytes(b""), r"files that can be read end in \.npz"),
         ("", lambda path: None, r"contains neither model\.safetensors"),
-        (
-            "a.safetensors",
-            partial(save_file, {"fc.weight": torch.ones(2)}),
-            r"does not contain a ViT .* its first are fc\.weight",
-        ),
-        ("a.safetensors", partial(save_file, {"conv_proj.weight": torch.ones(2)}), r"its first are conv_proj\.weight"),
+        ("a.safetensors", with_names("fc.weight"), r"does not contain a ViT .* its first are fc\.weight"),
+        ("a.safetensors", with_names("conv_proj.weight"), r"its first are conv_proj\.weight"),
         ("a.pth", partial(torch.save, [torch.ones(1)]), r"a\.pth"),
         ("a.pth", partial(torch.save, {"epoch": 3}), r"a\.pth"),
         ("a.pth", partial(torch.save, {}), r"a\.pth"),
@@ -141,6 +141,7 @@ def test_the_shell_tells_a_model_of_timm_by_its_prefix(capsys):
 BIG_VISION = {"activation": "gelu_tanh", "position_on_prefix": False, "init": "big_vision"}
 GAP = {"pool": "avg", "class_token": False}
 COARSE, RMS = NormConfig("layer", 1e-3), NormConfig("rms", 1e-5)
+OF_COARSE = BranchConfig(COARSE)
 SLOTS = {
     "big_vision": [
         ({"activation": "gelu"}, r"activation=gelu \(there: gelu_tanh\)"),
@@ -186,10 +187,7 @@ SLOTS = {
         ({"position": "sincos2d", "position_on_prefix": False}, "position=sincos2d"),
         ({"drop_path": 0.1, "drop_path_shape": "constant"}, "drop_path_shape=constant"),
         ({"final_norm": COARSE}, "final_norm=layer norm, eps 0.001 "),
-        (
-            {"pool": "map", "final_norm": None, "attn": BranchConfig(COARSE), "mlp": BranchConfig(COARSE)},
-            "pool_norm=None",
-        ),
+        ({"pool": "map", "final_norm": None, "attn": OF_COARSE, "mlp": OF_COARSE}, "pool_norm=None"),
         ({"mlp": BranchConfig(RMS)}, "mlp.before=rms norm, eps 1e-05 "),
     ],
 }

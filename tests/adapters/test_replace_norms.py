@@ -1,4 +1,5 @@
-"""Every family that replace_norms is made for, small and with random weights: trained, compiled, copied."""
+"""Every family that replace_norms is made for, small and with random weights: trained, compiled, copied; and norms of
+text leave out what the attention mask of the call marks as padding."""
 
 import copy
 import pickle
@@ -14,7 +15,11 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.layers import norms
+from vitmods.ops.padding import padded
+from vitmods.study.bases import make_base
+from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*takes its statistics from")
 TEXT = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50,
     "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 3,
@@ -93,8 +98,8 @@ def hf_pvt():
     return hf.PvtForImageClassification(config)
 
 
-def bert():
-    return hf.BertModel(hf.BertConfig(**TEXT | {"num_hidden_layers": 1}), add_pooling_layer=False)
+def bert(depth=1):
+    return hf.BertModel(hf.BertConfig(**TEXT | {"num_hidden_layers": depth}), add_pooling_layer=False)
 
 
 def big_bird():
@@ -141,15 +146,6 @@ def gradients(model, run, inputs):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@EACH
-def test_norms_of_an_image_learn_their_grid(family):
-    new = with_dtn(family)
-    read(new(family.inputs()))
-    new_norms = dtn_norms(new).values()
-    assert tuple(dict.fromkeys(norm.grid_size for norm in new_norms)) == family.grids
-    assert {norm.prefix_tokens for norm in new_norms} == {family.prefix}
-
-
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "levit"])
 def test_with_layer_statistics_it_is_the_old_model(name):
     """lambda = 1 is LayerNorm: gains, biases and places are right, and the old model is as it was."""
@@ -182,9 +178,12 @@ def test_levit_with_batch_norm_is_levit():
 
 
 @EACH
-def test_a_step_trains_every_parameter(family):
+def test_norms_of_an_image_learn_their_grid_and_a_step_trains_every_parameter(family):
     model = with_dtn(family).train()
     grads = gradients(model, model, family.inputs())
+    new_norms = dtn_norms(model).values()
+    assert tuple(dict.fromkeys(norm.grid_size for norm in new_norms)) == family.grids
+    assert {norm.prefix_tokens for norm in new_norms} == {family.prefix}
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0).step()
     for name, parameter in model.named_parameters():
@@ -195,8 +194,8 @@ def test_a_step_trains_every_parameter(family):
     assert {"a", "omega_mean", "omega_var"} <= {name.rpartition(".")[2] for name in grads}
 
 
-COMPILED = [  # the norms of the others stand where those of these do
-    pytest.param(family, id=name, marks=[pytest.mark.long] * (name not in ("swin", "pvt_v2", "levit", "bert")))
+COMPILED = [  # of the others norms stand where those of these do, or a test below compiles them
+    pytest.param(family, id=name, marks=[pytest.mark.long] * (name not in ("levit", "bert")))
     for name, family in FAMILIES.items()
 ]
 
@@ -211,7 +210,6 @@ def test_compiled_it_trains_the_same(family):
 
 
 @EACH
-@pytest.mark.filterwarnings("ignore:.*takes its statistics from")
 def test_every_kind_of_norm_trains(family):
     inputs = family.inputs()
     for kind in KINDS:
@@ -264,7 +262,6 @@ def test_gradient_checkpointing_and_export_of_swin():
 
 
 @pytest.mark.parametrize(("kind", "counter"), [("batch", "running_mean"), ("power", "running_phi")])
-@pytest.mark.filterwarnings("ignore:.*takes its statistics from")
 def test_reversible_layers_gather_statistics_once(kind, counter):
     family = FAMILIES["reformer"]
     model = vm.replace_norms(family.model(), vm.Norm(kind)).model.train()
@@ -273,3 +270,118 @@ def test_reversible_layers_gather_statistics_once(kind, counter):
     out.sum().backward()
     assert states
     assert all(torch.equal(model.state_dict()[name], value) for name, value in states.items())
+
+
+# ---- padding of text
+
+CHANGES = {
+    "dtn": vm.DynamicTokenNorm(norms="both"),
+    "group": vm.Norm("group"),
+    "instance": vm.Norm("instance"),
+    "batch": vm.Norm("batch"),
+}
+LENGTHS = (12, 7, 3)
+MASK = (torch.arange(12) < torch.tensor(LENGTHS)[:, None]).long()
+
+
+def tokens(count=12):
+    torch.manual_seed(1)
+    return torch.randint(4, 20, (3, count))
+
+
+def padded_bert(change):
+    return vm.replace_norms(bert(2).double(), change).model.eval()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_text_is_as_if_it_stood_alone(name):
+    model, ids = padded_bert(CHANGES[name]), tokens()
+    for actual in (model(ids, MASK).last_hidden_state, model(ids, attention_mask=MASK).last_hidden_state):
+        assert actual.isfinite().all()
+        for i, length in enumerate(LENGTHS):
+            alone = model(ids[i : i + 1, :length]).last_hidden_state
+            torch.testing.assert_close(actual[i : i + 1, :length], alone)
+
+
+def test_a_copy_of_the_model_knows_it_too_and_a_call_without_mask_has_no_padding():
+    model, ids = padded_bert(CHANGES["group"]), tokens()
+    expected = model(ids).last_hidden_state
+    twin = copy.deepcopy(model)
+    torch.testing.assert_close(twin(ids, attention_mask=MASK), model(ids, attention_mask=MASK))
+    assert not torch.allclose(model(ids, attention_mask=MASK).last_hidden_state[1], expected[1])
+    torch.testing.assert_close(model(ids).last_hidden_state, expected)
+    with pytest.raises(IndexError):
+        model(ids + 100, attention_mask=MASK)
+    torch.testing.assert_close(model(ids).last_hidden_state, expected)
+
+
+def test_pytorchs_own_encoder():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+    old = torch.nn.TransformerEncoder(layer, 2).double()
+    model, x = vm.replace_norms(old, CHANGES["group"]).model.eval(), torch.randn(3, 12, 16).double()
+    actual = model(x, src_key_padding_mask=MASK == 0)
+    for i, length in enumerate(LENGTHS):
+        torch.testing.assert_close(actual[i : i + 1, :length], model(x[i : i + 1, :length]))
+
+
+def masked_gradients(model, out):
+    return gradients(model, lambda _: (out * MASK[..., None]).sin(), None)
+
+
+def test_reversible_layers_run_again_with_the_same_padding():
+    torch.manual_seed(0)
+    options = {"axial_pos_embds": False, "attn_layers": ["local", "local"], "local_attn_chunk_length": 4}
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "attention_head_size": 8, "feed_forward_size": 32}
+    none = {"hidden_dropout_prob": 0.0, "local_attention_probs_dropout_prob": 0.0}
+    config = hf.ReformerConfig(vocab_size=20, max_position_embeddings=12, **options, **sizes, **none)
+    model = vm.replace_norms(hf.ReformerModel(config).double(), CHANGES["dtn"]).model.train()
+    actual = masked_gradients(model, model(tokens(), attention_mask=MASK).last_hidden_state)
+    with padded(MASK == 0, behind=True):  # what the layers compute, differentiated by autograd
+        first = second = model.embeddings(tokens())
+        for layer in model.encoder.layers:
+            first = first + layer.attention(second, attention_mask=MASK.bool()).hidden_states
+            second = second + layer.feed_forward(first)
+        out = model.encoder.layer_norm(torch.cat([first, second], dim=-1))
+    torch.testing.assert_close(actual, masked_gradients(model, out))
+
+
+def test_what_blocks_are_filled_up_with_is_padding_too():
+    model = vm.replace_norms(big_bird().double(), CHANGES["group"]).model.eval()
+    ids, mask = tokens(38), torch.ones(3, 38).long()
+    assert model.attention_type == "block_sparse"
+    actual = model(ids, attention_mask=mask).last_hidden_state
+    longer = [torch.nn.functional.pad(tensor, (0, 2)) for tensor in (ids, mask)]
+    torch.testing.assert_close(actual, model(longer[0], attention_mask=longer[1]).last_hidden_state[:, :38])
+
+
+OPTIONS = "hidden_size=16&num_hidden_layers=1&num_attention_heads=2&intermediate_size=32"
+
+
+def test_bases_of_text():
+    """All are filled up to one length behind a class token, and say the same of a sequence in any batch."""
+    base = make_base(f"hf-text:big_bird?{OPTIONS}&block_size=2&num_random_blocks=1", 10, (1, 29), 16)
+    torch.manual_seed(0)
+    model, ids = base.build().eval(), tokens(20) % 16
+    assert model.config.attention_type == "block_sparse"
+    assert (model.config.vocab_size, model.config.max_position_embeddings) == (17, 30)
+    state = torch.get_rng_state()
+    out = model(ids).logits
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(model(torch.nn.functional.pad(ids, (0, 5))).logits, out)
+    with pytest.raises(UserError, match=r"longer than the model's 29"):
+        model(torch.ones(1, 30, dtype=torch.long))
+    torch.testing.assert_close(model(ids).logits, out)
+
+
+def test_short_sequences_of_big_bird_attend_to_all_and_what_cannot_be_made():
+    with pytest.warns(UserWarning, match=r"attends in blocks to more than 704 tokens; with 64 it attends to all"):
+        model = make_base(f"hf-text:big_bird?{OPTIONS}", 10, (1, 29), 16).build()
+    assert model.config.attention_type == "original_full"
+    for wrong, words in (
+        ("bigbirds", "does not have a model 'bigbirds'"),
+        ("bert?hidden=3", "the config does not have 'hidden'"),
+        ("bert?pretrained=1", "do not support pretrained weights"),
+    ):
+        with pytest.raises(UserError, match=words):
+            make_base(f"hf-text:{wrong}", 10, (1, 29), 16).build()

@@ -10,6 +10,7 @@ from torchvision.models.vision_transformer import ConvStemConfig, VisionTransfor
 
 import vitmods as vm
 from vitmods.adapters import coverage, from_torchvision, to_torchvision
+from vitmods.adapters.torchvision import read_config
 from vitmods.util.errors import UserError
 
 
@@ -35,6 +36,10 @@ def test_there_and_back(scatter, same_function, options):
     same_function(reference, back)
     assert back.state_dict().keys() == reference.state_dict().keys()
     assert from_torchvision(back).vit_config == converted.vit_config
+    account = coverage(reference)
+    assert {name for row in account.rows for name in row.theirs} == set(reference.state_dict())
+    assert f"{len(reference.state_dict())} tensors read, 0 left out, none missing" in str(account)
+    assert "encoder_layer_*.self_attention.in_proj_weight -> blocks.*.attn.qkv.weight  (2x)" in str(account)
     config, rates = converted.vit_config, (options.get("dropout", 0), options.get("attention_dropout", 0))
     assert (config.pos_drop, config.proj_drop, config.attn_drop) == (rates[0], *rates)
     assert {m.p for m in back.modules() if isinstance(m, nn.Dropout)} == {options.get("dropout", 0)}
@@ -43,14 +48,11 @@ def test_there_and_back(scatter, same_function, options):
 @pytest.mark.parametrize("name", ["vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"])
 def test_published_configs(name):
     """Built without memory for weights; the config is that of the published size."""
-    size = {"b": "B", "l": "L", "h": "H"}[name[4]]
     with torch.device("meta"):
         reference = getattr(vision_transformer, name)()
+    assert read_config(reference) == vm.ViTConfig.from_name(f"{name[4].upper()}/{name[-2:]}")
     with pytest.raises(UserError, match="meta device"):
         from_torchvision(reference)
-    from vitmods.adapters.torchvision import read_config
-
-    assert read_config(reference) == vm.ViTConfig.from_name(f"{size}/{name[-2:]}")
 
 
 def test_vit_b_16_with_another_head_and_changes(scatter, same_function):
@@ -62,10 +64,8 @@ def test_vit_b_16_with_another_head_and_changes(scatter, same_function):
     same = vm.apply(reference, vm.LayerScale(1.0))
     same_function(reference, same)
     assert same.vit_config.num_classes == 37
-    assert [n for n, p in same.named_parameters() if not p.requires_grad] == [
-        "patch_embed.proj.weight",
-        "patch_embed.proj.bias",
-    ]
+    frozen = [n for n, p in same.named_parameters() if not p.requires_grad]
+    assert frozen == ["patch_embed.proj.weight", "patch_embed.proj.bias"]
     assert same.pretrained_cfg["mean"] == (0.485, 0.456, 0.406)
 
 
@@ -85,6 +85,7 @@ def replaced(place, module):
     return model
 
 
+LAYER = "encoder.layers.encoder_layer"
 STEM = [ConvStemConfig(8, 3, 2), ConvStemConfig(16, 3, 2), ConvStemConfig(24, 3, 2)]
 
 
@@ -98,24 +99,11 @@ STEM = [ConvStemConfig(8, 3, 2), ConvStemConfig(16, 3, 2), ConvStemConfig(24, 3,
         (lambda: replaced("encoder.dropout", nn.Dropout(0.3)), "dropout rates"),
         (lambda: small(representation_size=24), r"pre_logits.weight is \(24, 32\), needed \(32, 32\)"),
         (lambda: replaced("extra", nn.Linear(2, 2)), r"without a place here: extra.bias, extra.weight"),
-        (
-            lambda: replaced("encoder.layers.encoder_layer_0.ln_1", nn.LayerNorm(32, 1e-6, bias=False)),
-            "missing: .*ln_1.bias",
-        ),
-        (lambda: replaced("encoder.layers.encoder_layer_1.ln_1", nn.LayerNorm(32, eps=1e-7)), "different eps"),
+        (lambda: replaced(f"{LAYER}_0.ln_1", nn.LayerNorm(32, 1e-6, bias=False)), "missing: .*ln_1.bias"),
+        (lambda: replaced(f"{LAYER}_1.ln_1", nn.LayerNorm(32, eps=1e-7)), "different eps"),
         (lambda: vision_transformer.Encoder(5, 1, 2, 32, 48, 0.0, 0.0), "Encoder is not covered"),
     ],
 )
 def test_what_cannot_be_read_is_named(make, says):
     with pytest.raises(UserError, match=says):
         from_torchvision(make())
-
-
-def test_the_account_lists_every_tensor():
-    model = small()
-    account = coverage(model)
-    assert {name for row in account.rows for name in row.theirs} == set(model.state_dict())
-    text = str(account)
-    assert "34 tensors" not in text
-    assert f"{len(model.state_dict())} tensors read, 0 left out, none missing" in text
-    assert "encoder_layer_*.self_attention.in_proj_weight -> blocks.*.attn.qkv.weight  (2x)" in text

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import vitmods as vm
-from vitmods.adapters import load, open_checkpoint, save
+from vitmods.adapters import load, open_checkpoint
 from vitmods.study.checkpoints import arms_in
 from vitmods.util.errors import UserError
 
@@ -26,8 +27,7 @@ class Evil:
 
 
 def timm_folder(folder):
-    torch.manual_seed(0)
-    name, sizes = "vit_tiny_patch16_224", {"img_size": 32, "depth": 2}
+    name, sizes = "vit_tiny_patch16_224", {"img_size": 32, "depth": 2, "embed_dim": 48}
     model = timm.create_model(name, num_classes=5, **sizes).eval()
     record = {"num_classes": 5, "input_size": [3, 32, 32], "fixed_input_size": True, "first_conv": "patch_embed.proj"}
     config = {"architecture": name, "num_classes": 5, "model_args": sizes, "pretrained_cfg": record}
@@ -42,9 +42,8 @@ def hugging_face_folder(folder):
 
 
 def trial_folder(folder):
-    model = vm.vit("mu/8", img_size=32, num_classes=5)
-    save(model, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"model": json.loads(model.vit_config.to_json())}))
+    config = vm.vit("mu/8", img_size=32, num_classes=5).vit_config.to_json()
+    (folder / "config.json").write_text(json.dumps({"model": json.loads(config)}))
 
 
 FOLDERS = {"timm": timm_folder, "hugging face": hugging_face_folder, "trial": trial_folder, "no config": lambda _: None}
@@ -62,15 +61,22 @@ def mark(tmp_path):
     assert not path.exists(), "the pickle was run"
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of each kind without their weights."""
+    made = {kind: tmp_path_factory.mktemp("folder") for kind in FOLDERS}
+    for kind, folder in made.items():
+        FOLDERS[kind](folder)
+        for weights in [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+            weights.unlink()
+    return made
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_a_folder_with_a_pickle_is_refused(tmp_path, mark, kind, writer, name):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    FOLDERS[kind](folder)
-    for weights in [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
-        weights.unlink()
+def test_a_folder_with_a_pickle_is_refused(folders, tmp_path, mark, kind, writer, name):
+    folder = shutil.copytree(folders[kind], tmp_path / "model")
     WRITERS[writer](Evil(mark), folder / name)
     for read in (load, lambda path: open_checkpoint(str(path)), vm.adapters.coverage):
         with pytest.raises(UserError, match=name):

@@ -57,14 +57,11 @@ class MadeUpImages:
 
     def eval_batches(self, split, batch_size, change=None):
         self.passes += 1
-        pixels, every = (
-            torch.from_numpy(self.pixels[split]).reshape(-1, 1, 4, 4),
-            torch.from_numpy(self.splits[split].labels),
-        )
+        every = torch.from_numpy(self.splits[split].labels)
         for index in torch.arange(len(every)).split(batch_size):
-            dataset = pixels[index]
-            dataset = dataset if change is None else change(dataset, index)
-            yield Batch(inputs=dataset / 255 - 0.5, targets=every[index], index=index)
+            pixels = torch.from_numpy(self.pixels[split])[index].reshape(-1, 1, 4, 4)
+            pixels = pixels if change is None else change(pixels, index)
+            yield Batch(inputs=pixels / 255 - 0.5, targets=every[index], index=index)
 
 
 class SmallModel(nn.Module):

@@ -1,4 +1,5 @@
-"""Task deltas: only what differs is kept, and only the base that was fine-tuned gives the model back."""
+"""Task deltas: only what differs is kept, only the base that was fine-tuned gives the model back, and several tasks on
+one backbone are the separate models with one copy of what they share."""
 
 import copy
 import json
@@ -19,14 +20,13 @@ def small(**overrides):
     return vm.vit("mu2/4", img_size=16, num_classes=3, **overrides).eval()
 
 
-def tuned(base, what="attention", img_size=24, classes=5, seed=1):
+def tuned(base, what="attention", img_size=24, classes=5):
     """A model that took a step of training at another resolution."""
-    torch.manual_seed(seed)
     model = copy.deepcopy(base)
     model.set_input_size(img_size)
     model.reset_classifier(classes)
     vm.train_only(model, what)
-    model(torch.randn(2, 3, img_size, img_size)).square().sum().backward()
+    model(torch.randn(2, 3, *model.vit_config.img_size)).square().sum().backward()
     torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01).step()
     return model.eval()
 
@@ -39,34 +39,24 @@ def saved(tmp_path):
     return base, model, path, vm.save_delta(model, base, path)
 
 
-def rewrite(path, change_tensors=lambda t: t, change_metadata=lambda m: m):
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    save_file(change_tensors(load_file(path)), path, change_metadata(metadata))
-
-
 def test_the_file_holds_what_was_trained_and_the_model_comes_back(saved):
-    base, model, path, _ = saved
+    base, model, path, delta = saved
     before = {name: value.clone() for name, value in base.state_dict().items()}
     assert load_file(path).keys() == {name for name, p in model.named_parameters() if p.requires_grad}
     back = vm.load_delta(base, path)
     images = torch.randn(2, 3, 24, 24)
-    assert torch.equal(back(images), model(images))
+    expected = model(images)
+    assert torch.equal(back(images), expected)
     assert back.vit_config == model.vit_config
     assert not back.training
-    back(images).sum().backward()
     with torch.no_grad():
+        model.head.weight.add_(1)
         for p in back.parameters():
             p.add_(1)
     assert all(torch.equal(base.state_dict()[name], value) for name, value in before.items())  # copies
-
-
-def test_training_on_after_saving_changes_no_delta(saved):
-    _, model, path, delta = saved
-    with torch.no_grad():
-        model.head.weight.add_(1)
     assert torch.equal(delta.weights["head.weight"], load_file(path)["head.weight"])
-    assert not torch.equal(delta.weights["head.weight"], model.head.weight)
+    base.reset_classifier(11)  # a head that nobody trained
+    assert torch.equal(vm.load_delta(base, path)(images), expected)
 
 
 def test_running_statistics_are_part_of_it(tmp_path):
@@ -82,7 +72,7 @@ def test_running_statistics_are_part_of_it(tmp_path):
 
 
 def test_other_libraries_models(tmp_path):
-    base = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=4).eval()
+    base = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=48, num_classes=4).eval()
     model = copy.deepcopy(base)
     vm.train_only(model, "attention")
     with torch.no_grad():
@@ -109,45 +99,21 @@ def test_another_base_is_refused_and_named(saved):
         vm.load_delta(vm.vit("mu1/4", img_size=16), path)
 
 
-def test_a_base_that_differs_in_what_the_delta_has_gives_the_same_model(saved):
-    base, model, path, _ = saved
-    base.reset_classifier(11)  # a head that nobody trained
-    images = torch.randn(2, 3, 24, 24)
-    assert torch.equal(vm.load_delta(base, path)(images), model(images))
+def rewritten(tensors=lambda t: t, metadata=lambda m: m):
+    def rewrite(path):
+        with safe_open(path, framework="pt") as file:
+            before = file.metadata()
+        save_file(tensors(load_file(path)), path, metadata(before))
 
-
-def without(tensors):
-    return {name: value for name, value in tensors.items() if name != "blocks.0.attn.qkv.weight"}
-
-
-def bent(tensors):
-    return {name: value + (name == "head.bias") for name, value in tensors.items()}
+    return rewrite
 
 
 def config(**fields):
-    return lambda m: m | {"config": json.dumps(json.loads(m["config"]) | fields)}
+    return rewritten(metadata=lambda m: m | {"config": json.dumps(json.loads(m["config"]) | fields)})
 
 
-@pytest.mark.parametrize(
-    ("tensors", "metadata", "words"),
-    [
-        (without, None, r"incomplete: it lacks blocks\.0\.attn\.qkv\.weight"),
-        (bent, None, r"damaged: head\.bias differs from its digest"),
-        (None, lambda m: {}, "not a delta of this version"),
-        (None, lambda m: m | {"digests": "[1, 2"}, "damaged: its metadata"),
-        (None, lambda m: m | {"own": "7"}, "damaged: its metadata"),
-        (None, lambda m: {k: v for k, v in m.items() if k != "config"}, "damaged"),
-        (None, config(color=3), "damaged: its metadata.*not have a setting 'color'"),
-        (None, config(depth=10**9), "does not fit its own config"),
-        (None, config(mlp_dim=10**9), "does not fit its own config"),
-        (None, config(num_classes=6), r"does not fit its own config: head\.weight"),
-    ],
-)
-def test_files_that_lie_are_refused(saved, tensors, metadata, words):
-    base, _, path, _ = saved
-    rewrite(path, tensors or (lambda t: t), metadata or (lambda m: m))
-    with pytest.raises(UserError, match=words):
-        vm.load_delta(base, path)
+def cut(end):
+    return lambda path: path.write_bytes(path.read_bytes()[:end])
 
 
 class Hostile:
@@ -155,34 +121,117 @@ class Hostile:
         return (print, ("this must never run",))
 
 
-@pytest.mark.parametrize("keep", [0, 7, 100, -1, None])
-def test_truncated_files_and_pickles_are_not_opened(saved, keep, capsys):
+DAMAGED = "not a safetensors file, or is damaged"
+LIES = {
+    "without a tensor": (
+        rewritten(lambda t: {name: value for name, value in t.items() if name != "blocks.0.attn.qkv.weight"}),
+        r"incomplete: it lacks blocks\.0\.attn\.qkv\.weight",
+    ),
+    "another tensor": (
+        rewritten(lambda t: {name: value + (name == "head.bias") for name, value in t.items()}),
+        r"damaged: head\.bias differs from its digest",
+    ),
+    "no metadata": (rewritten(metadata=lambda m: {}), "not a delta of this version"),
+    "no list of digests": (rewritten(metadata=lambda m: m | {"digests": "[1, 2"}), "damaged: its metadata"),
+    "no list of tensors": (rewritten(metadata=lambda m: m | {"own": "7"}), "damaged: its metadata"),
+    "no config": (rewritten(metadata=lambda m: {k: v for k, v in m.items() if k != "config"}), "damaged"),
+    "unknown setting": (config(color=3), "damaged: its metadata.*not have a setting 'color'"),
+    "huge depth": (config(depth=10**9), "does not fit its own config"),
+    "huge width": (config(mlp_dim=10**9), "does not fit its own config"),
+    "more classes": (config(num_classes=6), r"does not fit its own config: head\.weight"),
+    "empty": (cut(0), DAMAGED),
+    "cut early": (cut(100), DAMAGED),
+    "cut late": (cut(-1), DAMAGED),
+    "pickle": (lambda path: torch.save({"head.weight": Hostile()}, path), DAMAGED),
+    "absent": (lambda path: path.unlink(), "does not exist"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_files_that_lie_are_refused(saved, lie, capsys):
+    spoil, words = LIES[lie]
     base, _, path, _ = saved
-    if keep is None:
-        torch.save({"head.weight": Hostile()}, path)
-    else:
-        path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match="not a safetensors file, or is damaged"):
+    spoil(path)
+    with pytest.raises(UserError, match=words):
         vm.load_delta(base, path)
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda base, model, folder: vm.load_delta(base, folder / "none.safetensors"), "does not exist"),
-        (
-            lambda base, model, folder: vm.save_delta(model, base, folder / "pets.pth"),
-            r"a delta is a \.safetensors file",
-        ),
-        (lambda base, model, folder: vm.save_delta(base, base, folder / "pets.safetensors"), "equals its base"),
-        (
-            lambda base, model, folder: vm.save_delta(model, base, folder / "none" / "a.safetensors"),
-            "folder does not exist",
-        ),
-    ],
-)
-def test_what_cannot_be_loaded_or_saved(saved, tmp_path, call, message):
+def test_what_cannot_be_saved(saved, tmp_path):
     base, model, _, _ = saved
-    with pytest.raises(UserError, match=message):
-        call(base, model, tmp_path)
+    for tuned_model, name, words in (
+        (model, "pets.pth", r"a delta is a \.safetensors file"),
+        (base, "pets.safetensors", "equals its base"),
+        (model, "none/a.safetensors", "folder does not exist"),
+    ):
+        with pytest.raises(UserError, match=words):
+            vm.save_delta(tuned_model, base, tmp_path / name)
+
+
+# ---- several tasks on one backbone
+
+TASKS = {"pets.v2": ("attention", 16, 5), "cars": ("attention", 24, 7), "birds": ("head", (16, 32), 2)}
+
+
+@pytest.fixture(params=[{}, {"position": "sincos2d", "position_on_prefix": False}], ids=["learned", "fixed"])
+def served(request, tmp_path):
+    base = small(**request.param)
+    models = {name: tuned(base, *settings) for name, settings in TASKS.items()}
+    deltas = {}
+    for number, (name, model) in enumerate(models.items()):
+        path = tmp_path / f"{number}.safetensors"
+        delta = vm.save_delta(model, base, path)
+        deltas[name] = path if number else delta
+    return base, models, vm.MultiTask(base, deltas)
+
+
+def storages(model):
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in model.state_dict().values()}
+
+
+def test_outputs_are_those_of_the_separate_models_bit_for_bit(served):
+    base, models, multi = served
+    assert multi.tasks == tuple(TASKS)
+    assert not any(p.requires_grad for p in multi.parameters())
+    assert not any(module.training for module in multi.modules())
+    for name in [*TASKS, *TASKS]:  # going back and forth changes nothing
+        images = torch.randn(2, 3, *models[name].vit_config.img_size)
+        with torch.inference_mode():
+            assert torch.equal(multi(images, name), models[name](images))
+            assert torch.equal(multi[name].forward_features(images), models[name].forward_features(images))
+    alone, images = vm.MultiTask(base, {"base": None}), torch.randn(2, 3, 16, 16)  # the base is a task for nothing
+    assert alone.nbytes == sum(storages(base).values())
+    assert torch.equal(alone(images, "base"), base(images))
+    assert all(p.requires_grad for p in base.parameters())
+
+
+def delta_bytes(model, base):
+    """Of the tensors that differ."""
+    state, there = model.state_dict(), base.state_dict()
+    return sum(t.nbytes for n, t in state.items() if n not in there or not torch.equal(t, there[n]))
+
+
+def test_what_is_shared_is_in_memory_once_is_the_bases_and_stays_shared_when_moved(served):
+    base, models, multi = served
+    shared = storages(base).keys() & storages(multi).keys()
+    own = sum(delta_bytes(model, base) for model in models.values())
+    assert multi.nbytes == sum(storages(base)[key] for key in shared) + own
+    assert multi.nbytes < 0.75 * sum(sum(storages(model).values()) for model in models.values())
+    mlp = {multi[name].blocks[0].mlp.fc2.weight.data_ptr() for name in ("cars", "birds")}
+    assert mlp == {base.blocks[0].mlp.fc2.weight.data_ptr()}
+    before = multi.nbytes
+    multi.double()
+    assert multi.nbytes == 2 * before
+    images = torch.randn(2, 3, 24, 24).double()
+    torch.testing.assert_close(multi(images, "cars"), models["cars"].double()(images))
+
+
+def test_the_table_and_the_errors(served):
+    base, _, multi = served
+    rows = str(multi).splitlines()
+    assert [row.split()[0] for row in rows] == ["task", *TASKS, "together"]
+    assert rows[2].split()[1:3] == ["24x24", "7"]
+    with pytest.raises(UserError, match="Did you mean 'cars'"):
+        multi(torch.randn(1, 3, 24, 24), "car")
+    with pytest.raises(UserError, match="at least one task"):
+        vm.MultiTask(base, {})

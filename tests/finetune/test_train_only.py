@@ -3,8 +3,8 @@ be meant."""
 
 import copy
 import json
-import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,8 +14,9 @@ import timm
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import torchvision
+import transformers as hf
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
-from timm.optim import create_optimizer_v2
 
 import vitmods as vm
 from vitmods import fast
@@ -73,7 +74,7 @@ def test_what_goes_along(what, trained):
 
 @pytest.mark.parametrize("library", ["vitmods", "timm", "hugging face", "torchvision"])
 def test_biases_and_the_last_blocks_of_any_model(library):
-    model = small(depth=2) if library == "vitmods" else foreign()[library]
+    model = small(depth=2) if library == "vitmods" else foreign(library)
     head = {name for name, role in parameter_roles(model).items() if role == "head"}
     vm.train_only(model, "biases")
     assert names(model) == head | {name for name, _ in model.named_parameters() if name.endswith("bias")}
@@ -81,15 +82,6 @@ def test_biases_and_the_last_blocks_of_any_model(library):
     block = re.compile(r"blocks\.1\.|layers?\.1\.|encoder_layer_1\.")
     final = re.compile(r"(vit\.layernorm|encoder\.ln|norm)\.(weight|bias)")
     assert names(model) == head | {n for n, _ in model.named_parameters() if block.search(n) or final.fullmatch(n)}
-    for what, message in (("last(2)", "every block"), ("last(0)", "as in last"), ("last()", "as in last")):
-        with pytest.raises(UserError, match=message):
-            vm.train_only(model, what)
-
-
-def test_a_model_without_biases_has_none_to_train():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
-    with pytest.raises(UserError, match="does not have biases: train norms"):
-        vm.train_only(model, "biases")
 
 
 def test_every_parameter_of_a_vit_with_all_slots_has_its_role():
@@ -115,32 +107,26 @@ def test_every_parameter_of_a_vit_with_all_slots_has_its_role():
         "head.bias": "head",
     }
     assert {name: roles[name] for name in expected} == expected
-
-
-def test_attention_pooling_is_part_of_the_head():
     roles = parameter_roles(small(pool="map"))
     assert {role for name, role in roles.items() if name.startswith("attn_pool.")} == {"head", "norms"}
 
 
-def foreign():
-    from torchvision.models import VisionTransformer as Torchvision
-    from transformers import ViTConfig, ViTForImageClassification
-
+def foreign(library):
+    if library == "timm":
+        return VisionTransformer(img_size=16, patch_size=8, depth=2, embed_dim=16, num_heads=2, mlp_ratio=2)
+    if library == "torchvision":
+        return torchvision.models.VisionTransformer(16, 8, 2, 2, 16, 32)
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    return {
-        "timm": VisionTransformer(img_size=16, patch_size=8, depth=2, embed_dim=16, num_heads=2, mlp_ratio=2),
-        "hugging face": ViTForImageClassification(ViTConfig(**shape, image_size=16, patch_size=8)),
-        "torchvision": Torchvision(16, 8, 2, 2, 16, 32),
-    }
+    return hf.ViTForImageClassification(hf.ViTConfig(**shape, image_size=16, patch_size=8))
 
 
 @pytest.mark.parametrize("library", ["timm", "hugging face", "torchvision"])
-@pytest.mark.parametrize("what", ["attention", "ffn", "norms", "head"])
-def test_other_libraries_models_are_frozen_as_ours_is(library, what):
-    theirs = foreign()[library]
+def test_other_libraries_models_are_frozen_as_ours_is(library):
+    theirs = foreign(library)
     assert "other" not in parameter_roles(theirs).values()
     ours = vm.apply(theirs)
-    assert vm.train_only(theirs, what).rows == vm.train_only(ours, what).rows
+    for what in ("attention", "ffn", "norms", "head"):
+        assert vm.train_only(theirs, what).rows == vm.train_only(ours, what).rows
     assert names(vm.apply(theirs)) == names(ours)  # and importing keeps it so
 
 
@@ -166,6 +152,17 @@ def test_the_table():
         (lambda role: False, "Nothing would be trained"),
         ("", "Unknown role ''"),
         (3, "not 3"),
+        ("last(2)", "every block"),
+        ("last(0)", "as in last"),
+        ("last()", "as in last"),
+        ("lora(rank=0)", "rank is a whole number of at least 1"),
+        ("lora(rank=two)", "a whole number of at least 1 or match, not two"),
+        ("lora(rnk=2)", "does not have the setting 'rnk'. Did you mean 'rank'"),
+        ("lora(on=head)", "low-rank maps are for attention and ffn"),
+        ("lora(on=stem)", "does not have linear maps with this role, but with attention, ffn and head"),
+        ("lora+dora", "two kinds of adapters"),
+        ("lora(", "parentheses"),
+        ("lorra(rank=2)", "Did you mean 'lora'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_nothing_is_frozen(what, words):
@@ -175,55 +172,46 @@ def test_what_cannot_be_meant_is_refused_and_nothing_is_frozen(what, words):
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_a_model_without_attention_is_refused():
+def test_models_without_what_is_asked_for():
     with pytest.raises(UserError, match="not have parameters with the role attention"):
         vm.train_only(timm.create_model("resnet10t"), "attention")
+    with pytest.raises(UserError, match="does not have biases: train norms"):
+        vm.train_only(torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False)), "biases")
 
 
-def test_layer_wise_decay_of_timm_sees_only_what_is_trained():
-    model = small()
-    vm.train_only(model, "attention")
-    optimizer = create_optimizer_v2(model, opt="adamw", lr=1.0, weight_decay=0.1, layer_decay=0.5)
-    scales = {id(p): group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
-    trained = dict(model.named_parameters())
-    assert scales.keys() == {id(trained[name]) for name in names(model)}
-    first, second = (scales[id(model.blocks[i].attn.qkv.weight)] for i in range(2))
-    assert first == pytest.approx(0.5 * second)
-
-
-def run_ddp(rank, address, out):
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+def trained_model(rank=None):
+    """After three steps on four images, of which each of two processes sees its half."""
     torch.manual_seed(0)
     model = small()
     vm.train_only(model, "attention")
-    fast.recompute(model)
-    fast.recompute_frozen_mlps(model)
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)  # find_unused_parameters stays off
+    images, targets = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 0, 1])
+    net = model
+    if rank is not None:
+        fast.recompute(model)
+        fast.recompute_frozen_mlps(model)
+        net = torch.nn.parallel.DistributedDataParallel(model)  # find_unused_parameters stays off
+        images, targets = images[2 * rank : 2 * rank + 2], targets[:2]
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     for _ in range(3):  # from the second step on, an unused parameter would be an error
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(wrapped(images[2 * rank : 2 * rank + 2]), torch.tensor([0, 1])).backward()
+        torch.nn.functional.cross_entropy(net(images), targets).backward()
         optimizer.step()
-    torch.save(model.state_dict(), os.path.join(out, f"{rank}.pt"))
+    return model
+
+
+def run_ddp(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.save(trained_model(rank).state_dict(), folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.mark.forks
 def test_two_processes_train_as_one_without_a_search_for_unused_parameters(tmp_path):
-    mp.start_processes(run_ddp, (f"file://{tmp_path}/store", str(tmp_path)), nprocs=2, start_method="fork")
-    torch.manual_seed(0)
-    model = small()
-    vm.train_only(model, "attention")
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-    for _ in range(3):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), torch.tensor([0, 1, 0, 1])).backward()
-        optimizer.step()
+    mp.start_processes(run_ddp, (tmp_path,), nprocs=2, start_method="fork")
+    alone = trained_model().state_dict()
     for rank in range(2):
         for name, value in torch.load(tmp_path / f"{rank}.pt").items():
-            torch.testing.assert_close(value, model.state_dict()[name], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(value, alone[name], atol=1e-5, rtol=1e-5)
 
 
 # ---- low-rank adapters
@@ -240,7 +228,7 @@ CASES = [(library, kind) for library in MAPS for kind in ("lora", "dora") if (li
 
 def model_of(library):
     torch.manual_seed(3)
-    model = small() if library == "vitmods" else foreign()[library]
+    model = small() if library == "vitmods" else foreign(library)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
@@ -301,34 +289,13 @@ def test_the_head_and_the_adapters_alone_are_trained():
     assert {name for name in names(model) if ".lora_" not in name} == {"head.weight", "head.bias"}
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("lora(rank=0)", "rank is a whole number of at least 1"),
-        ("lora(rank=two)", "a whole number of at least 1 or match, not two"),
-        ("lora(rnk=2)", "does not have the setting 'rnk'. Did you mean 'rank'"),
-        ("lora(on=head)", "low-rank maps are for attention and ffn"),
-        ("lora(on=stem)", "does not have linear maps with this role, but with attention, ffn and head"),
-        ("lora+dora", "two kinds of adapters"),
-        ("lora(", "parentheses"),
-        ("lorra(rank=2)", "Did you mean 'lora'"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(what, message):
-    with pytest.raises(UserError, match=message):
-        vm.train_only(small(), what)
-
-
-def test_adapters_are_not_put_beside_adapters():
+def test_adapters_beside_adapters_of_models_that_peft_cannot_do_and_without_peft(monkeypatch):
     model = small()
     vm.train_only(model, "lora(rank=2)")
     with pytest.raises(UserError, match="has adapters already: merge them first"):
         vm.train_only(model, "lora(rank=2)")
     merge_adapters(model)
     vm.train_only(model, "dora(rank=2)")
-
-
-def test_what_peft_cannot_do_is_said_and_without_peft_what_does(monkeypatch):
     with pytest.raises(UserError, match="does not support DoRA"):
         vm.train_only(model_of("torchvision"), "dora")
     monkeypatch.setitem(sys.modules, "peft", None)
@@ -336,56 +303,54 @@ def test_what_peft_cannot_do_is_said_and_without_peft_what_does(monkeypatch):
         vm.train_only(small(), "lora")
 
 
-def trained_pair(tmp_path, **head):
-    """A base, and folders of two tasks' adapters with the models that hold them merged."""
-    base, merged = model_of("vitmods"), {}
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """A base, a folder with two tasks' adapters, and the models that hold them merged."""
+    base, merged, folder = model_of("vitmods"), {}, tmp_path_factory.mktemp("tasks")
     for task, kind in (("a", "lora"), ("b", "dora")):
         model = copy.deepcopy(base)
         model.reset_classifier(5)
         vm.train_only(model, f"{kind}(rank=2)")
-        save_adapters(moved(model), [*names(model)], tmp_path / task)
+        save_adapters(moved(model), [*names(model)], folder / task)
         merge_adapters(model)
         merged[task] = model.eval()
-    return base, merged
+    return base, folder, merged
 
 
-def test_several_tasks_share_one_backbone(tmp_path):
-    base, merged = trained_pair(tmp_path)
-    multi = vm.MultiTask(base, {"a": tmp_path / "a", "b": tmp_path / "b", "base": None})
+def test_several_tasks_share_one_backbone(tasks):
+    base, folder, merged = tasks
+    multi = vm.MultiTask(base, {"a": folder / "a", "b": folder / "b", "base": None})
     images = torch.randn(2, 3, 8, 8)
     for task, model in merged.items():
         torch.testing.assert_close(multi(images, task), model(images), atol=1e-5, rtol=1e-5)
     assert torch.equal(multi(images, "base"), base(images))
-    own = sum(len((tmp_path / task / "adapter_model.safetensors").read_bytes()) for task in merged)
+    own = sum(len((folder / task / "adapter_model.safetensors").read_bytes()) for task in merged)
     assert multi.nbytes < sum(p.nbytes for p in base.parameters()) + own
 
 
+UNREADABLE = "cannot be read as adapters"
+
+
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    ("other", "file", "content", "message"),
     [
-        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "cannot be read as adapters"),
-        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 99), "cannot be read as adapters"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "only adapters of LoRA and DoRA"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{"), "cannot be read as adapters"),
+        pytest.param({}, "adapter_model.safetensors", None, UNREADABLE, id="no weights"),
+        pytest.param({}, "adapter_model.safetensors", b"x" * 99, UNREADABLE, id="no safetensors"),
+        pytest.param({}, "adapter_config.json", b"{}", "only adapters of LoRA and DoRA", id="another kind"),
+        pytest.param({}, "adapter_config.json", b"{", UNREADABLE, id="damaged"),
+        pytest.param({"img_size": 16}, "", None, "8 x 8 pixels, and the base takes 16 x 16", id="another size"),
+        pytest.param({"depth": 1}, "", None, "fit", id="another depth"),
+        pytest.param({"embed_dim": 64}, "", None, "fit", id="another width"),
     ],
-    ids=["no weights", "no safetensors", "another kind", "damaged"],
 )
-def test_damaged_adapters_are_refused(tmp_path, harm, message):
-    base, _ = trained_pair(tmp_path)
-    harm(tmp_path / "a")
+def test_damaged_adapters_and_those_of_another_base_are_refused(tasks, tmp_path, other, file, content, message):
+    folder = shutil.copytree(tasks[1] / "a", tmp_path / "a")
+    if content is not None:
+        (folder / file).write_bytes(content)
+    elif file:
+        (folder / file).unlink()
     with pytest.raises(UserError, match=message):
-        vm.MultiTask(base, {"a": tmp_path / "a"})
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [({"img_size": 16}, "8 x 8 pixels, and the base takes 16 x 16"), ({"depth": 1}, "fit"), ({"embed_dim": 64}, "fit")],
-    ids=str,
-)
-def test_adapters_of_another_base_are_refused(tmp_path, other, message):
-    trained_pair(tmp_path)
-    with pytest.raises(UserError, match=message):
-        vm.MultiTask(vm.vit("mu2/4", **{"img_size": 8, "num_classes": 3, **other}), {"a": tmp_path / "a"})
+        vm.MultiTask(vm.vit("mu2/4", **{"img_size": 8, "num_classes": 3, **other}), {"a": folder})
 
 
 def test_nothing_is_written_where_peft_could_not_open_it(tmp_path):
