@@ -5,7 +5,7 @@ import timm
 import torch
 
 import vitmods as vm
-from vitmods.analysis import attention_distance, draw_distances, kernel_distance, mean_distance
+from vitmods import analysis as va
 from vitmods.layers import Attention
 from vitmods.util.errors import UserError
 
@@ -13,7 +13,7 @@ from vitmods.util.errors import UserError
 def build(changes="", **overrides):
     torch.manual_seed(0)
     model = vm.vit("mu3/4", **({"img_size": (12, 20), "num_classes": 5} | overrides))
-    return vm.apply(model, *vm.parse_changes(changes)) if changes else model
+    return vm.apply(model, *vm.parse_changes(changes))
 
 
 def images():
@@ -35,7 +35,7 @@ def test_released_code(golden):
     attention.load_state_dict({"qkv.weight": golden["param.to_qkv.weight"]}, strict=False)
     weights = attention.weights(golden["in.x"])
     torch.testing.assert_close(weights.detach(), golden["in.attn_bhij"], atol=1e-12, rtol=0)
-    distances = mean_distance(weights.detach(), (side, side)).mean(0)
+    distances = va.mean_distance(weights.detach(), (side, side)).mean(0)
     torch.testing.assert_close(distances, golden["out.mean_distance"], atol=1e-6, rtol=0)
     torch.testing.assert_close(distances * side**2, golden["out.dist_sum_over_queries"], atol=1e-5, rtol=0)
 
@@ -43,30 +43,29 @@ def test_released_code(golden):
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (16.0, 8.0)])
 def test_definition_on_an_oblong_grid(spacing):
     weights = torch.rand(2, 15, 15, dtype=torch.float64).softmax(-1)
-    distances = mean_distance(weights, (3, 5), spacing)
+    distances = va.mean_distance(weights, (3, 5), spacing)
     assert distances.tolist() == pytest.approx([slow_distance(w, (3, 5), spacing) for w in weights])
 
 
 def test_known_weights_pixels_and_pools():
-    assert float(mean_distance(torch.eye(12), (3, 4))) == 0
+    assert float(va.mean_distance(torch.eye(12), (3, 4))) == 0
     step = torch.eye(4).roll(1, 1)  # each token reads the next, the last one the first
-    assert float(mean_distance(step, (1, 4), (1, 10))) == pytest.approx((3 * 10 + 30) / 4)
+    assert float(va.mean_distance(step, (1, 4), (1, 10))) == pytest.approx((3 * 10 + 30) / 4)
     model = build()
-    patches, pixels = (attention_distance(model, images(), unit) for unit in ("patches", "pixels"))
+    patches, pixels = (va.attention_distance(model, images(), unit) for unit in ("patches", "pixels"))
     for name, values in patches.items():
         torch.testing.assert_close(pixels[name], 4 * values)
     full = build("dtn(blocks=2)", img_size=(24, 24))
     pooled = build("dtn(blocks=2,pool=2)", img_size=(48, 48))
-    for values, others in zip(kernel_distance(full).values(), kernel_distance(pooled).values(), strict=True):
+    for values, others in zip(va.kernel_distance(full).values(), va.kernel_distance(pooled).values(), strict=True):
         torch.testing.assert_close(others[0], 2 * values[0])  # the first head is local, the other one noise
 
 
-@pytest.mark.parametrize("changes", ["", "gpsa(blocks=2)", "dtn(blocks=1)+layerscale", "rms"])
-@pytest.mark.parametrize("reg_tokens", [0, 2])
+@pytest.mark.parametrize(("changes", "reg_tokens"), [("", 2), ("gpsa(blocks=2)", 0), ("dtn(blocks=1)+layerscale", 2)])
 def test_every_layer_of_a_model(changes, reg_tokens):
     """Against the weights that each block's attention would use, read off its input by hand."""
     model, inputs = build(changes, reg_tokens=reg_tokens), []
-    distances = attention_distance(model, images())
+    distances = va.attention_distance(model, images())
     for block in model.blocks:
         block.register_forward_hook(lambda block, args, _: inputs.append(block.norm1(args[0])))
     with torch.no_grad():
@@ -83,7 +82,7 @@ def test_the_model_is_left_as_it_was():
     model = build("dtn(blocks=1)", proj_drop=0.5).train()
     model.blocks[0].eval()
     modes, state = [m.training for m in model.modules()], torch.get_rng_state()
-    first, second = attention_distance(model, images()), attention_distance(model, images())
+    first, second = va.attention_distance(model, images()), va.attention_distance(model, images())
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert [m.training for m in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
@@ -92,19 +91,19 @@ def test_the_model_is_left_as_it_was():
 
 def test_models_of_timm_and_attention_that_does_not_run():
     reference = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=2)
-    distances = attention_distance(reference, torch.randn(2, 3, 48, 48))
+    distances = va.attention_distance(reference, torch.randn(2, 3, 48, 48))
     assert [values.shape for values in distances.values()] == [(3,)] * 2
     assert all(0 < float(v) < math.dist((0, 0), (2, 2)) for values in distances.values() for v in values)
     model = build()
     model.blocks[1].forward = lambda x: x
     with pytest.raises(UserError, match=r"blocks\.1\.attn does not run"):
-        attention_distance(model, images())
+        va.attention_distance(model, images())
 
 
-@pytest.mark.parametrize("changes", ["dtn(blocks=2)", "gpsa(blocks=2)", "dtn(blocks=2)+gpsa(blocks=2)"])
+@pytest.mark.parametrize("changes", ["dtn(blocks=2)", "dtn(blocks=2)+gpsa(blocks=2)"])
 def test_kernels(changes):
     model = build(changes)
-    distances = kernel_distance(model)
+    distances = va.kernel_distance(model)
     assert len(distances) == 2 * len(changes.split("+"))
     for name, values in distances.items():
         px, py = model.get_submodule(name).kernels((3, 5))
@@ -115,8 +114,8 @@ def test_kernels(changes):
 def test_figure(tmp_path):
     """A dot for each head of each layer, a line for each model, and a file."""
     base, changed = build(), build("dtn(blocks=2)")
-    models = {"LN": attention_distance(base, images()), "DTN": attention_distance(changed, images())}
-    drawn = draw_distances(models)
+    models = {"LN": va.attention_distance(base, images()), "DTN": va.attention_distance(changed, images())}
+    drawn = va.draw_distances(models)
     lines = drawn.axes[0].lines
     assert [line.get_label() for line in lines if not line.get_label().startswith("_")] == ["LN", "DTN"]
     assert sorted(y for line in lines if line.get_linestyle() == "None" for y in line.get_ydata()) == pytest.approx(
@@ -131,8 +130,8 @@ def test_figure(tmp_path):
 
 def test_parallel_branches_are_one_layer():
     """Three branches side by side are no three layers: a mean at the one block, with a dot for every head of each."""
-    distances = attention_distance(build("parallel(branches=3)"), images())
-    line, *dots = draw_distances({"parallel": distances}).axes[0].lines
+    distances = va.attention_distance(build("parallel(branches=3)"), images())
+    line, *dots = va.draw_distances({"parallel": distances}).axes[0].lines
     assert line.get_xdata().tolist() == [1]
     assert line.get_ydata()[0] == pytest.approx(float(torch.stack(list(distances.values())).mean()))
     assert [len(weights.get_xdata()) for weights in dots] == [6]
@@ -141,11 +140,11 @@ def test_parallel_branches_are_one_layer():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: mean_distance(torch.eye(11), (3, 4)), "3 x 4"),
-        (lambda: kernel_distance(build()), "apply dtn or gpsa"),
-        (lambda: kernel_distance(build("dtn(blocks=2,trade_off=1.0)")), "apply dtn or gpsa"),
-        (lambda: attention_distance(build(), images(), "miles"), "not 'miles'"),
-        (lambda: attention_distance(build(), images()[:0]), "at least one"),
+        (lambda: va.mean_distance(torch.eye(11), (3, 4)), "3 x 4"),
+        (lambda: va.kernel_distance(build()), "apply dtn or gpsa"),
+        (lambda: va.kernel_distance(build("dtn(blocks=2,trade_off=1.0)")), "apply dtn or gpsa"),
+        (lambda: va.attention_distance(build(), images(), "miles"), "not 'miles'"),
+        (lambda: va.attention_distance(build(), images()[:0]), "at least one"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(call, message):

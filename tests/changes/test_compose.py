@@ -18,18 +18,25 @@ def arms(*texts):
     return {text: parse_changes(text) for text in texts}
 
 
-def test_changes_that_claim_one_slot_exclude_each_other():
-    pairs = conflicts(arms("dpn", "normformer", "subln", "stem(kind=hmlp)", "swiglu"))
-    assert set(pairs) == {("dpn", "stem(kind=hmlp)"), ("normformer", "subln")}
-    assert "'mlp inner norm'" in pairs["normformer", "subln"]
-
-
-def test_what_only_the_config_shows_needs_the_config():
-    chosen = arms("patchdropout", "dtn", "rms")
-    assert conflicts(chosen) == {}
-    pairs = conflicts(chosen, CONFIG)
-    assert set(pairs) == {("patchdropout", "dtn")}  # rms goes before dtn, though not after it
-    assert "whole grid" in pairs["patchdropout", "dtn"]
+@pytest.mark.parametrize(
+    ("texts", "config", "pairs", "says"),
+    [
+        (
+            ("dpn", "normformer", "subln", "stem(kind=hmlp)", "swiglu"),
+            None,
+            {("dpn", "stem(kind=hmlp)"), ("normformer", "subln")},
+            "'mlp inner norm'",
+        ),
+        (("patchdropout", "dtn", "rms"), None, set(), ""),  # what only the config shows
+        (("patchdropout", "dtn", "rms"), CONFIG, {("patchdropout", "dtn")}, "whole grid"),  # rms goes before dtn
+        (("dpn+normformer", "subln+swiglu", "rms"), CONFIG, {("dpn+normformer", "subln+swiglu")}, ""),
+    ],
+)
+def test_changes_that_exclude_each_other(texts, config, pairs, says):
+    """Those that claim one slot; arms of several changes are compared whole."""
+    found = conflicts(arms(*texts), config)
+    assert set(found) == pairs
+    assert not pairs or says in list(found.values())[-1]
 
 
 @pytest.mark.parametrize("text", ["nobias+rms", "nobias+qknorm+rms"])
@@ -42,11 +49,6 @@ def test_a_change_that_undoes_another_comes_before_it(text):
     assert not edit(CONFIG, parse_changes("nobias+norm(kind=rms,exact=false)")).qkv_bias
     assert conflicts(arms("nobias", "rms"), CONFIG) == {}
     assert in_order(arms("nobias", "rms"), CONFIG) == ("rms", "nobias")
-
-
-def test_arms_of_several_changes_are_compared_whole():
-    pairs = conflicts(arms("dpn+normformer", "subln+swiglu", "rms"), CONFIG)
-    assert set(pairs) == {("dpn+normformer", "subln+swiglu")}
 
 
 def test_an_arm_that_fails_by_itself_is_an_error():
@@ -64,6 +66,7 @@ def test_the_order_is_one_in_which_all_that_can_go_together_do():
     for pair in combinations(order, 2):
         if pair not in excluded and pair[::-1] not in excluded:
             edit(CONFIG, [change for name in pair for change in given[name]])
+    assert in_order(arms("swiglu", "qknorm", "dpn"), CONFIG) == ("swiglu", "qknorm", "dpn")  # without reasons
 
 
 def test_every_run_of_a_factorial_design_is_a_model():
@@ -76,33 +79,21 @@ def test_every_run_of_a_factorial_design_is_a_model():
         edit(CONFIG, [change for name in row for change in given[name]])
 
 
-def test_an_order_without_reasons_is_the_given_one():
-    given = arms("swiglu", "qknorm", "dpn")
-    assert in_order(given, CONFIG) == ("swiglu", "qknorm", "dpn")
+SIZES = [
+    ("B/16", "size(wider=0.5,deeper=4)", "S48/16"),
+    ("B/16", "size(wider=0.5,deeper=4)+parallel", "S24x2/16"),
+    ("B/16", "parallel+size(wider=0.5,deeper=4)", "S24x2/16"),
+    ("S48/16", "size(wider=2,deeper=0.25)", "B/16"),
+    ("L/16", "size(wider=0.75,deeper=1.5)", "B36/16"),
+    ("B/16", "size(depth=13)", "B13/16"),
+    ("S/16", "size(width=432,heads=9)", "S*/16"),
+    ("Ti/16", "size(heads=4)", "T*/16"),
+]
 
 
-def edited(base, text):
-    config = vm.ViTConfig.from_name(base)
-    for change in vm.parse_changes(text):
-        config = change.edit(config)
-    return config
-
-
-@pytest.mark.parametrize(
-    ("base", "text", "name"),
-    [
-        ("B/16", "size(wider=0.5,deeper=4)", "S48/16"),
-        ("B/16", "size(wider=0.5,deeper=4)+parallel", "S24x2/16"),
-        ("B/16", "parallel+size(wider=0.5,deeper=4)", "S24x2/16"),
-        ("S48/16", "size(wider=2,deeper=0.25)", "B/16"),
-        ("L/16", "size(wider=0.75,deeper=1.5)", "B36/16"),
-        ("B/16", "size(depth=13)", "B13/16"),
-        ("S/16", "size(width=432,heads=9)", "S*/16"),
-        ("Ti/16", "size(heads=4)", "T*/16"),
-    ],
-)
+@pytest.mark.parametrize(("base", "text", "name"), SIZES)
 def test_sizes_are_those_of_the_names(base, text, name):
-    assert edited(base, text) == vm.ViTConfig.from_name(name)
+    assert edit(vm.ViTConfig.from_name(base), vm.parse_changes(text)) == vm.ViTConfig.from_name(name)
 
 
 def test_weights_live_on_where_the_width_stays():

@@ -13,31 +13,47 @@ from vitmods.model.slots import NormConfig
 from vitmods.util.errors import UserError
 
 
-def build(**overrides):
+def build(changes="", **overrides):
     torch.manual_seed(0)
     model = vm.vit("mu12/4", **({"img_size": (12, 16), "num_classes": 5} | overrides)).eval()
     for token in (model.cls_token, model.reg_token, model.pos_embed):
         if token is not None:
             torch.nn.init.normal_(token, std=0.5)
-    return model
+    return vm.apply(model, *vm.parse_changes(changes)) if changes else model
 
 
-def images(size=(12, 16)):
-    return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
+def images():
+    return torch.randn(2, 3, 12, 16, generator=torch.Generator().manual_seed(1))
 
 
 def is_dtn(norm):
     return isinstance(norm, DynamicTokenNorm)
 
 
-@pytest.mark.parametrize(("norms", "mlp"), [("attn", False), ("both", True)])
-def test_ten_of_twelve_blocks(norms, mlp):
-    model = vm.apply(build(), vm.DynamicTokenNorm(norms=norms))
-    assert [is_dtn(block.norm1) for block in model.blocks] == [True] * 10 + [False] * 2
-    assert [is_dtn(block.norm2) for block in model.blocks] == [mlp] * 10 + [False] * 2
+@pytest.mark.parametrize(
+    ("text", "fields", "dtn", "mlp", "positions", "seen"),
+    [
+        ("dtn", {}, 10, 0, 0, [12] * 10 + [13] * 2),
+        ("dtn(norms=both)", {}, 10, 10, 0, [12] * 10 + [13] * 2),
+        ("dtn(blocks=4)", {"reg_tokens": 2}, 4, 0, 0, [12] * 4 + [15] * 8),
+        ("dtn(blocks=12)", {"class_token": False, "pool": "avg"}, 12, 0, 0, [12] * 12),
+        ("gpsa", {}, 0, 0, 10, [12] * 10 + [13] * 2),
+        ("dtn(blocks=4)+gpsa(blocks=7)", {}, 4, 0, 7, [12] * 7 + [13] * 5),
+    ],
+)
+def test_first_blocks_have_it_and_tokens_join_after_them(text, fields, dtn, mlp, positions, seen):
+    model, counts = build(text, **fields), []
+    assert [is_dtn(block.norm1) for block in model.blocks] == [True] * dtn + [False] * (12 - dtn)
+    assert [is_dtn(block.norm2) for block in model.blocks] == [True] * mlp + [False] * (12 - mlp)
+    found = [block.attn.positions is not None for block in model.blocks]
+    assert found == [True] * positions + [False] * (12 - positions)
     assert isinstance(model.norm, LayerNorm)
-    assert model.blocks[0].norm1.grid_size == (3, 4)
-    assert model.blocks[0].norm1.num_heads == model.vit_config.num_heads
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, inputs, __: counts.append(inputs[0].shape[1]))
+    assert model(images()).shape == (2, 5)
+    assert counts == seen
+    assert (model.blocks[0].attn.positions if positions else model.blocks[0].norm1).grid_size == (3, 4)
+    assert not dtn or model.blocks[0].norm1.num_heads == model.vit_config.num_heads
 
 
 @pytest.mark.parametrize(("depth", "blocks"), [(2, 1), (6, 5), (12, 10), (24, 20)])
@@ -46,28 +62,16 @@ def test_default_share_of_the_depth(depth, blocks):
     assert (config.first_blocks.count, config.prefix_from) == (blocks, blocks)
 
 
-def test_tokens_join_after_the_first_blocks():
-    model, seen = vm.apply(build(reg_tokens=2), vm.DynamicTokenNorm(blocks=4)), []
-    for block in model.blocks:
-        block.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
-    model.forward_features(images())
-    assert seen == [12] * 4 + [15] * 8
-
-
-def by_hand(model, images, blocks):
+def test_forward_is_the_papers():
     """The way through the model as the paper's appendix has it."""
-    x = model.patch_embed(images) + model.pos_embed
-    for block in model.blocks[:blocks]:
+    model = build("dtn")
+    x = model.patch_embed(images()) + model.pos_embed
+    for block in model.blocks[:10]:
         x = block(x)
     x = torch.cat([model.cls_token.expand(len(x), -1, -1), x], dim=1)
-    for block in model.blocks[blocks:]:
+    for block in model.blocks[10:]:
         x = block(x)
-    return model.head(model.norm(x)[:, 0])
-
-
-def test_forward_is_the_papers():
-    model = vm.apply(build(), vm.DynamicTokenNorm())
-    torch.testing.assert_close(model(images()), by_hand(model, images(), 10), atol=1e-5, rtol=0)
+    torch.testing.assert_close(model(images()), model.head(model.norm(x)[:, 0]), atol=1e-5, rtol=0)
 
 
 def test_tokens_take_their_positions_along():
@@ -85,11 +89,10 @@ def test_trade_off_1_is_the_base_model_with_a_later_class_token():
         torch.testing.assert_close(model(images()), base(images()), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("text", ["dtn(band=3)", "dtn(window=3)", "dtn(offsets=whole)"])
-def test_bands_windows_and_whole_offsets_are_settings(text):
-    model = vm.apply(build(num_heads=4, embed_dim=32), *vm.parse_changes(text))
-    mixing = model.blocks[0].norm1.mixing
-    assert text == f"dtn({','.join(f'{k}={getattr(mixing, k)}' for k in ('band', 'window', 'offsets') if k in text)})"
+@pytest.mark.parametrize(("name", "value"), [("band", 3), ("window", 3), ("offsets", "whole")])
+def test_bands_windows_and_whole_offsets_are_settings(name, value):
+    model = build(f"dtn({name}={value})", num_heads=4, embed_dim=32)
+    assert getattr(model.blocks[0].norm1.mixing, name) == value
     assert model(images()).isfinite().all()
 
 
@@ -114,12 +117,6 @@ def test_counts():
     assert count_macs(model.vit_config, dense_norms=True) - count_macs(plain) == 10 * 2 * 12 * 12 * dim
 
 
-def test_all_blocks_without_prefix_tokens():
-    model = vm.apply(build(class_token=False, pool="avg"), vm.DynamicTokenNorm(blocks=12))
-    assert all(is_dtn(block.norm1) for block in model.blocks)
-    assert model(images()).shape == (2, 5)
-
-
 @pytest.mark.parametrize("other", ["normformer", "subln", "norm(kind=rms,exact=false)", "layerscale", "dpn"])
 def test_other_changes_reach_the_first_blocks_in_any_order(other):
     both = vm.parse_changes(f"dtn(norms=both)+{other}")
@@ -141,20 +138,6 @@ def test_rms_after_dtn_keeps_the_biases_of_dtn():
     assert not [n for n, _ in model.named_parameters() if n.endswith("bias") and n.startswith("blocks.2.norm")]
 
 
-def with_positions(model):
-    return [block.attn.positions is not None for block in model.blocks]
-
-
-def test_ten_of_twelve_blocks_before_the_class_token():
-    model, seen = vm.apply(build(), vm.PositionalAttention()), []
-    assert with_positions(model) == [True] * 10 + [False] * 2
-    for block in model.blocks:
-        block.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
-    model.forward_features(images())
-    assert seen == [12] * 10 + [13] * 2
-    assert model.blocks[0].attn.positions.grid_size == (3, 4)
-
-
 def test_a_closed_gate_is_the_base_model():
     base = build(class_token=False, pool="avg")
     with torch.no_grad():
@@ -167,8 +150,7 @@ def test_a_closed_gate_is_the_base_model():
 
 def test_with_dtn_in_any_order():
     """Tokens join after both, whatever their numbers of blocks."""
-    first, last = (vm.parse_changes(text) for text in ("dtn(blocks=4)+gpsa(blocks=7)", "gpsa(blocks=7)+dtn(blocks=4)"))
-    dtn_first, other = vm.apply(build(), *first), vm.apply(build(), *last)
+    dtn_first, other = build("dtn(blocks=4)+gpsa(blocks=7)"), build("gpsa(blocks=7)+dtn(blocks=4)")
     assert dtn_first.vit_config == other.vit_config
     assert dtn_first.vit_config.prefix_from == 7
     assert torch.equal(dtn_first.cls_token, other.cls_token)
@@ -183,20 +165,17 @@ def test_prefix_tokens_from_the_beginning():
     assert model(images()).shape == (2, 5)
 
 
-def test_more_blocks_than_there_are():
+def test_what_does_not_fit_the_first_blocks_is_refused():
     config = vm.PositionalAttention(blocks=12).edit(build(class_token=False, pool="avg").vit_config)
     with pytest.raises(UserError, match="first 12 blocks are more"):
         config.with_(depth=11)
+    with pytest.raises(UserError, match="different norms"):  # half of the norms
+        vm.apply(build("dtn"), vm.Placement(attn="post", mlp="post"))
 
 
 @pytest.mark.parametrize("text", ["dtn(norms=both)", "gpsa"])
 def test_multiply_adds_are_those_that_run(text):
-    model = vm.apply(build(), *vm.parse_changes(text))
+    model = build(text)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.forward_head(model.forward_features(images()[:1]))
     assert counter.get_total_flops() == 2 * count_macs(model.vit_config)
-
-
-def test_placement_does_not_move_half_of_the_norms():
-    with pytest.raises(UserError, match="different norms"):
-        vm.apply(vm.apply(build(), vm.DynamicTokenNorm()), vm.Placement(attn="post", mlp="post"))

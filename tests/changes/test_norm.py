@@ -14,12 +14,14 @@ MIXING = [name for name, kind in KINDS.items() if not kind.token_wise]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "layer"])
-def test_blocks_change_and_the_final_norm_where_it_treats_tokens_alone(base, kind):
+def test_blocks_change_and_the_final_norm_where_it_treats_tokens_alone(base, images, kind):
     new = vm.apply(base, norm(kind))
     for block in new.blocks:
         assert type(block.norm1) is type(block.norm2) is KINDS[kind].module
         assert getattr(block.norm1, "eps", 1e-6) == base.blocks[0].norm1.eps
     assert type(new.norm) is KINDS["layer" if kind in MIXING else kind].module
+    if kind in MIXING:  # the last block computes all tokens
+        torch.testing.assert_close(new.eval()(images), new.forward_head(new.forward_features(images)))
 
 
 def norm(kind):
@@ -37,13 +39,15 @@ def test_every_kind_becomes_others_and_comes_of_others(base, images, first, seco
 
 
 def test_options_reach_the_norms(base):
-    assert vm.apply(base, vm.Norm("power", warmup=7)).blocks[0].norm1.warmup == 7
-    assert vm.apply(base, vm.Norm("power")).blocks[0].norm1.groups == base.vit_config.num_heads
-    assert vm.apply(base, vm.Norm("group")).blocks[0].norm2.groups == base.vit_config.num_heads
+    def norm1(model, *args, **options):
+        return vm.apply(model, vm.Norm(*args, **options)).blocks[0].norm1
+
+    heads = base.vit_config.num_heads
+    assert norm1(base, "power", warmup=7).warmup == 7
+    assert norm1(base, "power").groups == norm1(base, "group").groups == heads
     switched = vm.apply(base, vm.Norm("switchable", batch=False))
     assert switched.blocks[0].norm1.running_mean is None
-    again = vm.apply(switched, vm.Norm("switchable"))
-    assert again.blocks[0].norm1.mean_weight.shape == (3,)
+    assert norm1(switched, "switchable").mean_weight.shape == (3,)
 
 
 def test_one_gain_is_the_mean_of_the_gains_and_comes_back_to_all(base):
@@ -68,12 +72,6 @@ def test_inner_norms_of_another_width(base, images):
     assert inner.weight.shape == (base.vit_config.mlp_dim,)
     torch.testing.assert_close(inner.weight, torch.full_like(inner.weight, math.sqrt(base.vit_config.mlp_dim)))
     assert vm.apply(model, vm.Norm("group"))(images).isfinite().all()
-
-
-@pytest.mark.parametrize("kind", MIXING)
-def test_the_last_block_computes_all_tokens_where_norms_need_them(base, images, kind):
-    model = vm.apply(base, norm(kind)).eval()
-    torch.testing.assert_close(model(images), model.forward_head(model.forward_features(images)))
 
 
 def test_every_kind_is_described_by_itself():

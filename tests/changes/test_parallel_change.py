@@ -36,20 +36,17 @@ def test_the_formula_on_the_old_blocks(k):
 
 
 @pytest.mark.parametrize("k", [2, 3, 12])
-def test_there_and_back_is_the_same_model(k):
+def test_there_and_back_is_the_same_model_and_other_numbers_regroup_the_same_blocks(k):
     model = scattered(layer_scale=0.5)
-    back = vm.apply(vm.apply(model, vm.Parallel(k)), *vm.parse_changes("sequential"))
+    new = vm.apply(model, vm.Parallel(k))
+    back = vm.apply(new, *vm.parse_changes("sequential"))
     assert back.vit_config == model.vit_config
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in back.state_dict().items())
     assert torch.equal(back(images()), model(images()))
-
-
-def test_other_numbers_of_branches_regroup_the_same_blocks():
-    model = scattered()
-    direct = vm.apply(model, vm.Parallel(3)).state_dict()
-    again = vm.apply(vm.apply(model, vm.Parallel(2)), vm.Parallel(3)).state_dict()
-    assert direct.keys() == again.keys()
-    assert all(torch.equal(value, again[name]) for name, value in direct.items())
+    if k != 3:
+        direct, again = (vm.apply(it, vm.Parallel(3)).state_dict() for it in (model, new))
+        assert direct.keys() == again.keys()
+        assert all(torch.equal(value, again[name]) for name, value in direct.items())
 
 
 def test_names_go_both_ways():

@@ -106,21 +106,19 @@ def test_features_are_without_prompts():
     torch.testing.assert_close(deep.forward_intermediates(images, [0], intermediates_only=True)[0], whole)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ([vm.RoPE()], "rotary positions"),
-        ([vm.RelativePositions()], "relative positions"),
-        ([vm.DynamicTokenNorm()], "the norm dynamic_token"),
-        ([vm.Norm("batch")], "the norm batch"),
-        ([vm.ValueResidual()], "values of the first block"),
-    ],
-    ids=str,
-)
-def test_blocks_that_ask_for_places_are_refused(changes, reason):
-    model = vm.vit("mu2/4", img_size=16, num_classes=5)
+PLACES = {
+    "rotary positions": vm.RoPE(),
+    "relative positions": vm.RelativePositions(),
+    "the norm dynamic_token": vm.DynamicTokenNorm(),
+    "the norm batch": vm.Norm("batch"),
+    "values of the first block": vm.ValueResidual(),
+}
+
+
+@pytest.mark.parametrize("reason", PLACES)
+def test_blocks_that_ask_for_places_are_refused(reason):
     with pytest.raises(UserError, match=reason):
-        vm.apply(model, *changes, SHALLOW)
+        vm.apply(vm.vit("mu2/4", img_size=16, num_classes=5), PLACES[reason], SHALLOW)
 
 
 @pytest.mark.parametrize("name", ["eva02_tiny_patch14_224", "vit_relpos_small_patch16_224"])
@@ -137,20 +135,19 @@ def test_masks_of_attention_are_refused():
         model(torch.randn(1, 3, 16, 16), is_causal=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "prompts", "train"),
-    [
-        ("prompts(10)", vm.Prompts(), "prompts"),
-        ("prompts(4,deep=true)", vm.Prompts(4, deep=True), "prompts"),
-        ("prompts+attention", vm.Prompts(), "attention+prompts"),
-        ("prompts+full", vm.Prompts(), "all"),
-        ("prompts+train(prompts+norms)", vm.Prompts(), "prompts+norms"),
-    ],
-)
-def test_an_arm_trains_its_prompts(text, prompts, train):
-    arm = arm_from_text(text)
-    assert arm.changes == (prompts,)
-    assert arm.recipe == {"train": train}
+ARMS = {
+    "prompts(10)": (vm.Prompts(), "prompts"),
+    "prompts(4,deep=true)": (vm.Prompts(4, deep=True), "prompts"),
+    "prompts+attention": (vm.Prompts(), "attention+prompts"),
+    "prompts+full": (vm.Prompts(), "all"),
+    "prompts+train(prompts+norms)": (vm.Prompts(), "prompts+norms"),
+}
+
+
+@pytest.mark.parametrize("text", ARMS)
+def test_an_arm_trains_its_prompts(text):
+    arm, (prompts, train) = arm_from_text(text), ARMS[text]
+    assert (arm.changes, arm.recipe) == ((prompts,), {"train": train})
     assert type(arm).from_identity(arm.name, arm.identity()) == arm
     assert make_arms({"a": list(arm.changes)})[0].recipe["train"] == "prompts"
 

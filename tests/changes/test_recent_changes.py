@@ -38,17 +38,13 @@ def test_relative_positions_are_beits(images):
     beit = Beit(**sizes, use_rel_pos_bias=True, use_abs_pos_emb=True, init_values=None, global_pool="token")
     randomize(beit)
     model = vm.vit("mu2/4", img_size=(8, 12), embed_dim=16, num_heads=2, mlp_dim=64, num_classes=5, rel_pos=True)
-    names = {"attn.relative_position_bias_table": "attn.rel_pos.table"}
     weights = {}
     for name, value in beit.state_dict().items():
-        name, old = name.replace(*next(iter(names.items()))), name
-        if old.endswith("q_bias"):
-            zeros = torch.zeros_like(value)
-            weights[old.replace("q_bias", "qkv.bias")] = torch.cat(
-                [value, zeros, beit.get_parameter(old[:-6] + "v_bias")]
-            )
-        elif not old.endswith(("v_bias", "k_bias", "index")):
-            weights[name] = value
+        if name.endswith("q_bias"):
+            parts = [value, torch.zeros_like(value), beit.get_parameter(name[:-6] + "v_bias")]
+            weights[name.replace("q_bias", "qkv.bias")] = torch.cat(parts)
+        elif not name.endswith(("v_bias", "k_bias", "index")):
+            weights[name.replace("attn.relative_position_bias_table", "attn.rel_pos.table")] = value
     model.double().eval().load_state_dict(weights)
     torch.testing.assert_close(model(images), beit(images), **DOUBLE)
     torch.testing.assert_close(model.forward_features(images), beit.forward_features(images), **DOUBLE)
@@ -56,11 +52,15 @@ def test_relative_positions_are_beits(images):
 
 @pytest.mark.parametrize("prefix", [0, 1])
 def test_a_table_is_resampled_as_timms(prefix):
-    bias = RelativePositionBias(3, (4, 4), prefix).double()
+    bias, other = (
+        RelativePositionBias(3, (4, 4), prefix).double(),
+        RelativePositionBias(3, (4, 4), prefix, device="meta"),
+    )
     torch.nn.init.normal_(bias.table)
-    old = bias.table.detach().clone()
+    other.load_state_dict(bias.state_dict(), assign=True)
+    old, q = bias.table.detach().clone(), torch.randn(1, 3, 36 + prefix, 4, dtype=torch.float64)
+    assert other(q[:, :, : 16 + prefix], q[:, :, : 16 + prefix]).equal(bias(*2 * [q[:, :, : 16 + prefix]]))
     bias.grid_size = (6, 6)
-    q = torch.randn(1, 3, 36 + prefix, 4, dtype=torch.float64)
     dynamic = bias(q, q)
     bias.set_grid((6, 6))
     expected = resize_rel_pos_bias_table(old, (6, 6), bias.table.shape)
@@ -72,9 +72,11 @@ def test_a_table_is_resampled_as_timms(prefix):
         bias(q[:, :, :5], q[:, :, :5])
 
 
-def test_relative_positions_are_in_the_weights_that_are_looked_at(base, images):
-    attention = randomize(vm.apply(base, vm.RelativePositions())).blocks[1].attn
+def test_what_attention_reads_is_what_is_looked_at(base):
+    """Weights with relative positions, and values of a map that is wrapped."""
     x = torch.randn(2, 7, 32, dtype=torch.float64)
+    attention = randomize(vm.apply(base, vm.RelativePositions())).blocks[1].attn
+    attention.qkv.register_forward_hook(lambda module, args, output: output + args[0].sum(-1, keepdim=True))
     read = (attention.weights(x) @ attention.values(x)).transpose(1, 2).flatten(2)
     torch.testing.assert_close(attention.proj(read), attention(x), **DOUBLE)
 
@@ -90,8 +92,7 @@ def test_gates_are_timms(dtype):
 
 
 def test_one_gate_for_each_head():
-    attention = Attention(12, 3, AttentionSlots(gate="head")).double()
-    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    attention, x = Attention(12, 3, AttentionSlots(gate="head")).double(), torch.randn(2, 5, 12, dtype=torch.float64)
     read = (attention.weights(x) @ attention.values(x)) * attention.gate(x).sigmoid().transpose(1, 2)[..., None]
     torch.testing.assert_close(attention(x), attention.proj(read.transpose(1, 2).flatten(2)), **DOUBLE)
 
@@ -158,36 +159,18 @@ def test_other_sizes(base, images, text):
     torch.testing.assert_close(model(larger), expected, **DOUBLE)
 
 
-def test_registers_keep_the_position_of_the_class_token(base, images):
+def test_registers_keep_the_position_of_the_class_token_and_extend_relative_positions(base, images):
     new = vm.apply(base, vm.Registers(count=2))
     assert new.reg_token.shape == (1, 2, 32)
     torch.testing.assert_close(new._embed(images)[:, 0], base._embed(images)[:, 0], **DOUBLE)
     torch.testing.assert_close(new._embed(images)[:, 3:], base._embed(images)[:, 1:], **DOUBLE)
     assert vm.apply(new, vm.Registers(count=3)).reg_token.shape == (1, 3, 32)
-
-
-def test_registers_without_a_class_token_extend_relative_positions(images):
-    torch.manual_seed(0)
     base = vm.vit("mu2/4", img_size=(8, 12), class_token=False, pool="avg", rel_pos=True)
     table = randomize(base).blocks[0].attn.rel_pos.table
     new = vm.apply(base, vm.Registers(count=2)).blocks[0].attn.rel_pos.table
     assert new[: len(table)].equal(table)
     assert not new[len(table) :].any()
     assert len(new) == len(table) + 3
-
-
-def test_relative_positions_of_weights_that_are_assigned():
-    expected, bias = (RelativePositionBias(2, (2, 3), 1, device=device) for device in ("cpu", "meta"))
-    torch.nn.init.normal_(expected.table)
-    bias.load_state_dict(expected.state_dict(), assign=True)
-    x = torch.zeros(1, 2, 7, 4)
-    assert bias(x, x).equal(expected(x, x))
-
-
-def test_values_of_a_wrapped_map_are_those_that_attention_reads(base, images):
-    attention, x = base.blocks[0].attn, torch.randn(2, 7, 32, dtype=torch.float64)
-    attention.qkv.register_forward_hook(lambda module, args, output: output + args[0].sum(-1, keepdim=True))
-    assert attention.values(x).equal(attention._heads(x)[2])
 
 
 def test_vit_5_by_name_is_its_line_up():

@@ -1,6 +1,8 @@
-"""What changes refuse, and the words that say what to do instead."""
+"""What changes are called in the shell, what they refuse, and the words that say what to do instead."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import vitmods as vm
 from vitmods.util.errors import NoEffect, SlotConflict, UserError
@@ -99,26 +101,18 @@ def test_changes_that_do_not_fit_the_model(base, fields, text, says):
         vm.apply(vm.vit(base, **fields), *vm.parse_changes(text))
 
 
-@pytest.mark.parametrize(
-    ("base", "before", "text"),
-    [
-        ("mu2/4", "", "placement"),
-        ("mu2/4", "", "placement(attn=pre,mlp=pre,reading=branch)"),
-        ("mu2/4", "", "layernorm"),
-        ("mu2/4", "dpn", "dpn"),
-        ("mu2/4", "dpn", "dpn(after=false)"),
-        ("mu2/4", "rms", "rms"),
-        ("mu2/4", "subln", "subln"),
-        ("mu2/4", "normformer", "normformer"),
-        ("mu2/4", "layerscale", "layerscale"),
-        ("mu2/4", "postnorm", "postnorm"),
-        ("mu2/4", "hmlp", "stem(kind=hmlp,norm=batch)"),
-        ("mu2/4", "", "stem(kind=linear)"),
-        ("mu4/4", "", "sequential"),
-        ("mu2x2/4", "", "parallel"),
-        ("mu2/4", "", "size(depth=2)"),
-    ],
-)
+NOTHING = [
+    *(("mu2/4", "", text) for text in ("placement", "placement(attn=pre,mlp=pre,reading=branch)", "layernorm")),
+    *(("mu2/4", text, text) for text in ("dpn", "rms", "subln", "normformer", "layerscale", "postnorm")),
+    *(("mu2/4", "", text) for text in ("stem(kind=linear)", "size(depth=2)")),
+    ("mu2/4", "dpn", "dpn(after=false)"),
+    ("mu2/4", "hmlp", "stem(kind=hmlp,norm=batch)"),
+    ("mu4/4", "", "sequential"),
+    ("mu2x2/4", "", "parallel"),
+]
+
+
+@pytest.mark.parametrize(("base", "before", "text"), NOTHING)
 def test_a_change_that_alters_nothing_is_an_error_naming_it(base, before, text):
     model, (change,) = vm.apply(vm.vit(base, img_size=8), *vm.parse_changes(before)), vm.parse_changes(text)
     with pytest.raises(NoEffect) as error:
@@ -145,3 +139,43 @@ def test_two_changes_for_one_slot_are_an_error_naming_both(text, slot):
         vm.apply(vm.vit("mu2/4", img_size=8), first, second)
     assert f"'{first}'" in str(error.value)
     assert f"'{second}'" in str(error.value)
+
+
+TEXTS = {
+    "": (),
+    "base": (),
+    "  ": (),
+    "dpn": (vm.DualPatchNorm(),),
+    "DPN": (vm.DualPatchNorm(),),
+    "dual_patchnorm": (vm.DualPatchNorm(),),
+    "dpn( before = False , eps=1e-05 )": (vm.DualPatchNorm(before=False, eps=1e-5),),
+    "dpn(after_position)": (vm.DualPatchNorm(after_position=True),),
+    "rms": (vm.Norm("rms"),),
+    "layernorm": (vm.Norm("layer"),),
+    "norm(kind=rms)": (vm.Norm("rms"),),
+    "norm(kind=rms,exact=false)": (vm.Norm("rms", exact=False),),
+    "rms(exact=false)": (vm.Norm("rms", exact=False),),
+    "norm(rms,exact=false)": (vm.Norm("rms", exact=False),),
+    "norm(batch)": (vm.Norm("batch"),),
+    "postnorm": (vm.Placement(attn="post", mlp="post"),),
+    "postnorm(mlp=pre+post)": (vm.Placement(attn="post", mlp="pre+post"),),
+    "placement(attn=post,mlp=pre+post)": (vm.Placement(attn="post", mlp="pre+post"),),
+    "layerscale(init=1e-5)": (vm.LayerScale(1e-5),),
+    "dpn+placement(attn=post,mlp=pre+post)+rms": (
+        vm.DualPatchNorm(), vm.Placement("post", "pre+post"), vm.Norm("rms")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_short_forms(text):
+    assert vm.parse_changes(text) == TEXTS[text]
+
+
+@given(st.text(st.sampled_from("dpnrmsubl()+=,. ftrue_1e-5"), max_size=20) | st.text(max_size=20))
+def test_no_text_fails_otherwise_than_with_a_user_error(text):
+    try:
+        changes = vm.parse_changes(text)
+    except UserError:
+        return
+    assert vm.parse_changes("+".join(map(str, changes))) == changes

@@ -1,10 +1,12 @@
 """From every kind of model that a study may end with to every form of file: the outputs, or a refusal with a form that
-works. Each has had low-rank adapters, which are merged."""
+works. Each has had low-rank adapters, which are merged. Every change and kind of norm goes through some forms."""
 
+import io
 import json
 import subprocess
 import sys
 from functools import cache
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 
 import onnxruntime
@@ -15,8 +17,11 @@ import transformers as hf
 from torch import nn
 
 import vitmods as vm
+from vitmods.changes import REGISTRY
+from vitmods.changes.norm import kinds
 from vitmods.cli import main
 from vitmods.finetune.adapters import merge_adapters
+from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.recipes import Recipe
 from vitmods.study.arms import parse_edits
 from vitmods.study.bases import ForeignBase, record_of
@@ -65,17 +70,16 @@ WINNERS = {
     "hf, qknorm": lambda: placed(of_hf(), "qknorm"),
     "dinov2": from_dinov2,
 }
-OK, NO = True, False
 FORMS = ("onnx", "float16", "int8", "any size", "pt2", "safetensors", "timm", "hf", "hub")
-ROUTES = {
-    "ours, with scales": (OK, OK, OK, OK, OK, OK, OK, OK, OK),
-    "ours, dpn": (OK, OK, OK, OK, OK, OK, NO, NO, OK),
-    "timm, layerscale": (OK, OK, OK, OK, OK, OK, OK, OK, OK),  # in timm's own slots: it is read
-    "timm, dpn": (OK, OK, OK, NO, OK, NO, NO, NO, OK),
-    "swin, layerscale": (OK, OK, OK, NO, OK, NO, OK, NO, OK),
-    "hf, layerscale": (OK, OK, OK, NO, OK, NO, NO, OK, OK),
-    "hf, qknorm": (OK, OK, OK, NO, OK, NO, NO, NO, OK),
-    "dinov2": (OK, OK, OK, OK, OK, OK, OK, OK, OK),
+REFUSED_FORMS = {
+    "ours, with scales": (),
+    "ours, dpn": ("timm", "hf"),
+    "timm, layerscale": (),  # in timm's own slots: it is read
+    "timm, dpn": ("any size", "safetensors", "timm", "hf"),
+    "swin, layerscale": ("any size", "safetensors", "hf"),
+    "hf, layerscale": ("any size", "safetensors", "timm"),
+    "hf, qknorm": ("any size", "safetensors", "timm", "hf"),
+    "dinov2": (),
 }
 SLOW = {"onnx", "float16", "int8", "any size", "pt2"}  # graphs take seconds: each form of one or two models
 WRITTEN = {
@@ -83,11 +87,20 @@ WRITTEN = {
     ("ours, dpn", "pt2"), ("hf, qknorm", "pt2"),
 }  # fmt: skip
 CELLS = [
-    (winner, form, works)
-    for winner, row in ROUTES.items()
-    for form, works in zip(FORMS, row, strict=True)
-    if not (works and form in SLOW) or (winner, form) in WRITTEN
+    (name, form, form not in refused)
+    for name, refused in REFUSED_FORMS.items()
+    for form in FORMS
+    if form in refused or form not in SLOW or (name, form) in WRITTEN
 ]
+CHANGES = {  # every change, and every kind of norm that may stand in a block: few models, since an export is slow
+    "dropkey+dpn+dtn(blocks=1)+layerscale+normformer+gpsa(blocks=1)+qknorm+swiglu": {"depth": 2},
+    "rms+subln+parallel+patchdropout+hmlp+prompts": {"depth": 2},
+    "placement(attn=post,mlp=pre+post)+levit+relpos+gate+valueresidual+registers+nobias": {"depth": 2},
+    "local+rope+size(deeper=2)+layernormscaling": {
+        "attn": BranchConfig(*map(NormConfig, ("scale", "batch", "instance", "group"))),
+        "mlp": BranchConfig(*map(NormConfig, ("power", "switchable", "dyt", "derf"))),
+    },
+}
 TOLERANCE = {"float16": 2e-2, "int8": 5e-2}  # of the largest output; 1e-5 for the others
 IMAGES = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(2))
 
@@ -130,32 +143,32 @@ class Blocker(MetaPathFinder):
             raise ImportError("vitmods is blocked")
 
 
+HOW = {
+    "onnx": ("m.onnx", {}), "float16": ("m.onnx", {"precision": "float16"}), "pt2": ("m.pt2", {}),
+    "int8": ("m.onnx", {"precision": "int8"}), "any size": ("m.onnx", {"img_size": "any"}),
+    "safetensors": ("m.safetensors", {}),
+}  # fmt: skip
+
+
 def write(model, form, folder, base=None):
     """Write a form; returns what opens and runs it."""
-    how = {
-        "onnx": ("m.onnx", {}), "float16": ("m.onnx", {"precision": "float16"}), "pt2": ("m.pt2", {}),
-        "int8": ("m.onnx", {"precision": "int8"}), "any size": ("m.onnx", {"img_size": "any"}),
-        "safetensors": ("m.safetensors", {}),
-    }  # fmt: skip
-    if form in how:
-        name, options = how[form]
+    if form in HOW:
+        name, options = HOW[form]
         vm.export(model, folder / name, **options)
     else:
         vm.save_pretrained(model, folder, base=base, library=None if form == "hub" else form)
-    if form == "safetensors":
-        return lambda: vm.adapters.load(folder / "m.safetensors")
-    if form == "hub":
-        return lambda: vm.from_pretrained(folder)
     return lambda: OPEN[form if form in OPEN else "onnx"](folder)
 
 
-def open_onnx(folder):
-    session = onnxruntime.InferenceSession(folder / "m.onnx", providers=["CPUExecutionProvider"])
+def open_onnx(file):
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
 
 
 OPEN = {
-    "onnx": open_onnx,
+    "safetensors": lambda folder: vm.adapters.load(folder / "m.safetensors"),
+    "hub": vm.from_pretrained,
+    "onnx": lambda folder: open_onnx(folder / "m.onnx"),
     "pt2": lambda folder: torch.export.load(folder / "m.pt2").module(),
     "timm": lambda folder: timm.create_model(f"local-dir:{folder}", pretrained=True).eval(),
     "hf": lambda folder: hf.AutoModelForImageClassification.from_pretrained(folder).eval(),
@@ -202,6 +215,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.long
 def test_another_process_without_vitmods(tmp_path):
     model = winner("ours, with scales")
     for form in ("timm", "hf"):
@@ -244,46 +258,33 @@ def test_a_trial_of_another_library_says_how_images_are_prepared(trial, tmp_path
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--to", "safetensors"], "write a graph"),
-        (["--to", "onnx", "--img-size", "any"], "write a graph"),
-        (["--to", "timm"], "--to onnx"),
-        (["--to", "hf"], "--to onnx"),
-        (["--to", "torch", "--precision", "int8"], "written as ONNX"),
-        (["--to", "timm", "--precision", "int8"], "leave it out"),
+        ("--to safetensors", "write a graph"),
+        ("--to onnx --img-size any", "write a graph"),
+        ("--to timm", "--to onnx"),
+        ("--to hf", "--to onnx"),
+        ("--to torch --precision int8", "written as ONNX"),
+        ("--to timm --precision int8", "leave it out"),
     ],
 )
 def test_what_a_trial_cannot_be_is_refused_with_a_form_that_works(
-    options, reason, trial, tmp_path, capsys, monkeypatch
+    options, reason, trial, tmp_path, refused, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.export.export", None)
-    assert main(["export", str(trial), *options]) == 2
-    assert reason in " ".join(capsys.readouterr().err.split())
+    assert reason in refused(f"export '{trial}' {options}")
     assert list(tmp_path.iterdir()) == []
 
 
-class Begun(Exception):
-    pass
-
-
-def test_finetune_says_first_that_it_writes_no_delta(trial, tmp_path, monkeypatch, capsys):
-    def begin(*arguments):
-        raise Begun
-
-    plain = tmp_path / "seed0"
-    monkeypatch.setattr("vitmods.cli.finetune.run_trial", begin)
-    command = ["finetune", "--data", "digits", "--img-size", "16", "--model"]
-    assert main([*command, str(trial)]) == 2
-    assert "start from a trial of base" in capsys.readouterr().err
-    assert not plain.exists()
-
-
-def of_dinov2():
-    return vm.adapters.from_huggingface(hf.Dinov2ForImageClassification(hf.Dinov2Config(**HF, num_labels=4)).eval())
+def test_finetune_says_first_that_it_starts_from_its_base(trial, tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vitmods.cli.finetune.run_trial", None)
+    assert "start from a trial of base" in refused("finetune --data digits --img-size 16 --model", trial)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_head_of_dinov2_stays_in_its_class(tmp_path):
-    model = of_dinov2()
+    source = hf.Dinov2ForImageClassification(hf.Dinov2Config(**HF, num_labels=4)).eval()
+    model = vm.adapters.from_huggingface(source)
     vm.save_pretrained(model, tmp_path, library="hf")
     again = OPEN["hf"](tmp_path)
     assert type(again) is hf.Dinov2ForImageClassification
@@ -321,14 +322,20 @@ REFUSED = {
     "precision": (lambda: own("dpn"), {"precision": "fp16"}, "float16"),
     "size": (lambda: own("dpn"), {"img_size": 17}, "use 16 or 20"),
     "size of another library": (of_timm, {"img_size": 17}, "17"),
+    "name": (lambda: own(""), {"name": "m.tflite"}, "end the name"),
+    "form": (lambda: own(""), {"to": "onx"}, "onnx"),
+    "batch": (lambda: own(""), {"batch": 0}, "batch"),
+    "weights of a batch": (lambda: own(""), {"name": "m.safetensors", "batch": 3}, "any batch"),
+    "training": (lambda: own(""), {"train": True}, "eval"),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refused_graphs(kind, tmp_path):
     make, options, reason = REFUSED[kind]
+    options = {"name": "m.pt2", "train": False} | options
     with pytest.raises(UserError, match=reason):
-        vm.export(make().eval(), tmp_path / "m.pt2", **options)
+        vm.export(make().train(options.pop("train")), tmp_path / options.pop("name"), **options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -347,3 +354,79 @@ def test_other_channels_without_a_head_in_half_precision(tmp_path):
     images = torch.randn(2, channels, 16, 16)
     program = torch.export.load(tmp_path / "a folder" / "m.1.pt2").module()
     torch.testing.assert_close(program(images), model.float()(images), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def changed(request, monkeypatch):
+    monkeypatch.setattr("vitmods.layers.stems.local.LOCAL_DEPTH", 1)
+    return small(request.param)
+
+
+def small(arm):
+    torch.manual_seed(0)
+    return vm.apply(vm.vit("mu1/4", img_size=8, num_classes=5, **CHANGES[arm]), *vm.parse_changes(arm)).eval()
+
+
+every_model = pytest.mark.parametrize("changed", CHANGES, indirect=True)
+
+
+def test_every_change_and_kind_of_norm_is_tried():
+    models = list(map(small, CHANGES))
+    assert {change.name for model in models for change in model.changes} == set(REGISTRY)
+    made = {type(module) for model in models for module in model.modules()}
+    assert {kind.module for kind in kinds().values()} <= made
+
+
+def computes(graph, model):
+    """ONNX Runtime computes what the model does, for any number of images."""
+    actual, expected = open_onnx(graph)(IMAGES[:, :, :8, :8]), outputs(model, IMAGES[:, :, :8, :8])
+    assert (actual - expected).abs().max() <= 3e-4 * expected.abs().max()
+
+
+@every_model
+def test_onnx_runtime_computes_the_same(changed, tmp_path):
+    assert vm.export(changed, tmp_path / "model.onnx") <= 1e-4
+    computes(tmp_path / "model.onnx", changed)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "changed",
+    [pytest.param(arm, marks=[pytest.mark.long] * (number in (1, 2))) for number, arm in enumerate(CHANGES)],
+    indirect=True,
+)
+def test_the_older_onnx_exporter(changed):
+    """With trained weights: this exporter merges equal parameters, as untrained norms have them, and loses some."""
+    graph = io.BytesIO()
+    for name, parameter in changed.named_parameters():
+        torch.nn.init.normal_(parameter, float("norm" in name and "weight" in name), 0.1)
+    names = {"input_names": ["images"], "output_names": ["logits"]}
+    torch.onnx.export(changed, (torch.randn(5, 3, 8, 8),), graph, dynamo=False, **names)
+    computes(graph.getvalue(), changed)
+
+
+@every_model
+def test_every_change_goes_through_safetensors(changed, tmp_path):
+    path = tmp_path / "m.safetensors"
+    assert vm.export(changed, path) == 0
+    again = vm.adapters.load(path)
+    assert again.vit_config == changed.vit_config
+    assert all(torch.equal(value, changed.state_dict()[name]) for name, value in again.state_dict().items())
+    assert "none missing" in str(vm.adapters.coverage(path))
+
+
+def test_optimized_models_and_a_fixed_batch(tmp_path):
+    vm.export(vm.optimize_for_inference(own("dpn+layerscale").eval()), tmp_path / "m.onnx", batch=2)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == [2, 3, 16, 16]
+
+
+def test_nothing_is_overwritten_when_the_new_file_is_wrong(tmp_path, monkeypatch):
+    path = tmp_path / "m.pt2"
+    path.write_text("old")
+    monkeypatch.setitem(import_module("vitmods.fast.export").TOLERANCE, "float32", -1.0)
+    with pytest.raises(UserError, match="outputs differ"):
+        vm.export(own("").eval(), path)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.pt2"]

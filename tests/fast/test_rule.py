@@ -141,9 +141,8 @@ def test_hooks_hear_what_they_hear_of_the_plain_form(kind, forms, training):
     heard = listen(model)
     step(model, None)
     plain = heard.copy()
-    heard.clear()
     step(model, forms)
-    assert heard == plain
+    assert heard == 2 * plain
     assert any(name.startswith("blocks.1") for name, *_ in heard)
 
 
@@ -170,28 +169,20 @@ def test_one_hook_anywhere_hears_the_same_and_may_change_what_it_hears(kind):
 @each_form
 def test_hooks_for_all_modules(kind, forms):
     model, heard = build(kind), []
-    handle = nn.modules.module.register_module_forward_hook(
-        lambda m, values, out: heard.append((type(m), _shapes(out)))
-    )
+    hear = lambda m, values, out: heard.append((type(m), _shapes(out)))  # noqa: E731
+    handle = nn.modules.module.register_module_forward_hook(hear)
     try:
         step(model, None)
         plain = heard.copy()
-        heard.clear()
         step(model, forms)
     finally:
         handle.remove()
-    assert heard == plain
+    assert heard == 2 * plain
 
 
 class Twice(Attention):
     def forward(self, x, attn_mask=None):
         return 2 * super().forward(x, attn_mask) + x.flip(1)
-
-
-def read_backwards(attn):
-    """Attention with a new attribute that its forward reads."""
-    attn.backwards = True
-    return attn
 
 
 def wrap(attn):
@@ -270,7 +261,7 @@ def test_a_new_attribute_of_attention(kind, tokens, monkeypatch):
     model = build(kind) if tokens == "few" else build(kind, patch_size=1)
     for module in model.modules():
         if isinstance(module, Attention):
-            read_backwards(module)
+            module.backwards = True
     monkeypatch.setattr(Attention, "forward", forward)
     assert_plain(model)
 
@@ -302,58 +293,43 @@ def test_values_written_through_data_are_seen(kind):
 @each_form
 def test_quantized_maps(kind, forms):
     model = build(kind).float().eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
-    outputs = []
+    quantized, outputs = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8), []
     for quantized.forms in (None, forms):
         with torch.no_grad():
             outputs.append(quantized(images().float()))
     assert torch.equal(*outputs)
 
 
+RUNS = {
+    "jit": lambda model: torch.jit.trace(model, images(2)),
+    "fx": torch.fx.symbolic_trace,
+    "export": lambda model: torch.export.export(model, (images(5),)).module(),
+    "compile": lambda model: torch.compile(model, fullgraph=True, backend="eager"),
+}
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-@every_model
-def test_traced(kind):
-    model, forms = build(kind).eval(), FORMS["all"]
-    model.forms = forms
+@pytest.mark.parametrize(
+    ("kind", "graph", "training"),
+    [
+        *((kind, graph, False) for kind in MODELS for graph in ("jit", "fx", "export")),
+        *(("class token", "compile", training) for training in (True, False)),
+        ("parallel", "compile", True),
+    ],
+)
+def test_graphs(kind, graph, training):
+    torch._dynamo.reset()
+    model = build(kind, **({"drop_path": 0.0, "depth": 2} if graph == "compile" else {})).train(training)
+    model.forms = FORMS["all"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        traced = torch.jit.trace(model, images(2))
-    assert_plain_evaluation(model, forms, traced)
-
-
-@each_form
-def test_symbolically_traced(kind, forms):
-    model = build(kind).eval()
-    model.forms = forms
-    graph = torch.fx.symbolic_trace(model)
-    assert_plain_evaluation(model, forms, graph)
-    targets = {node.target for node in graph.graph.nodes}
-    last = {name for name, m in model.named_modules() if name.startswith("blocks.1") and type(m) is nn.Linear}
-    assert last <= targets
-
-
-@pytest.mark.parametrize(("kind", "training"), [("class token", True), ("class token", False), ("parallel", True)])
-def test_compiled(kind, training):
-    torch._dynamo.reset()
-    forms = FORMS["all"]
-    model = build(kind, drop_path=0.0, depth=2).train(training)
-    model.forms = forms
-    assert_plain_evaluation(model, forms, torch.compile(model, fullgraph=True, backend="eager"))
-
-
-@every_model
-def test_exported(kind):
-    model, forms = build(kind).eval(), FORMS["all"]
-    model.forms = forms
-    assert_plain_evaluation(model, forms, torch.export.export(model, (images(5),)).module())
-
-
-def assert_plain_evaluation(model, forms, run):
-    plain, fast = step(model, None), step(model, forms, run)
+        run = RUNS[graph](model)
+    plain, fast = step(model, None), step(model, FORMS["all"], run)
     for name in ("outputs", "images"):
         torch.testing.assert_close(fast[name], plain[name], rtol=1e-10, atol=1e-10)
+    if graph == "fx":
+        targets = {node.target for node in run.graph.nodes}
+        assert {n for n, m in model.named_modules() if n.startswith("blocks.1") and type(m) is nn.Linear} <= targets
 
 
 @each_form

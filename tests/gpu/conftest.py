@@ -93,10 +93,8 @@ def sets(tmp_path_factory):
     for split, count in {"train": 8, "val": 6, "test": 6}.items():
         for label in ("cat", "dog"):
             for i in range(count):
-                _image(
-                    root / "classes" / split / label / f"{i}.png",
-                    seed=1000 * len(split) + 10 * i + "cd".index(label[0]),
-                )
+                seed = 1000 * len(split) + 10 * i + "cd".index(label[0])
+                _image(root / "classes" / split / label / f"{i}.png", seed)
         images, boxes = [], []
         for i in range(6 if split == "train" else 3):
             seed = 1000 * len(split) + i

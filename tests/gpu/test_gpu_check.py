@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
+import vitmods as vm
 from vitmods.tasks.base import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -39,18 +41,14 @@ def not_compiled(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_rehearsal_measures_all_and_judges_nothing(script, tmp_path, capsys, monkeypatch, not_compiled):
+def test_the_rehearsal_judges_nothing(script, tmp_path, capsys, monkeypatch, not_compiled):
     """But for most of what the pretend GPU measures below."""
-    found = [script.Check.stem, script.Check.eager_steps, script.Check.trials_together, script.Check.compiled_steps]
+    found = [script.Check.stem, script.Check.eager_steps, script.Check.compiled_steps]
     monkeypatch.setattr(script, "MEASUREMENTS", found)
     assert script.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("gpu_check-rehearsal-*.json")
     content = json.loads(path.read_text())
-    assert content["rehearsal"] is True
-    assert content["tests"]["passed"] is None
-    assert len(content["measured"]) == 4
-    assert {row["gain"] > 0 for row in content["tables"]["together"]} == {True}
-    assert [row["trials"] for row in content["tables"]["together"]] == [1, 2]
+    assert (content["rehearsal"], content["tests"]["passed"]) == (True, None)
     rows = content["tables"]["steps"]
     made = {(row["precision"], row["mode"], row["library"]) for row in rows}
     modes = ("eager", "compiled", "reduce-overhead")
@@ -59,16 +57,24 @@ def test_the_rehearsal_measures_all_and_judges_nothing(script, tmp_path, capsys,
     assert all(row["images_per_s"] > 0 and row["host_ms"] > 0 for row in rows)
     assert all(row["over_timm"]["ratio"] == 1 for row in rows if row["library"] == "timm")
     text = next(tmp_path.glob("*.md")).read_text()
-    assert all(f"| {row['name']} |" in text for row in content["measured"])
-    assert text.count("| not judged |") == 4
-    assert "| mu1/4 | 4 | bf16-mixed | reduce-overhead | vitmods |" in text
-    assert {row["met"] for row in content["measured"]} == {None}
+    assert len(content["measured"]) == text.count("| not judged |") == 3
     for row in content["measured"]:
+        assert f"| {row['name']} |" in text
+        assert row["met"] is None
         assert 0 <= row["low"] <= row["value"] <= row["high"]
+    assert "| mu1/4 | 4 | bf16-mixed | reduce-overhead | vitmods |" in text
     printed = capsys.readouterr().out
     assert "A rehearsal with tiny models" in printed
     assert "send it back" not in printed
-    assert printed.count("not judged") == 4
+    assert printed.count("not judged") == 3
+
+
+@pytest.mark.long
+def test_trials_train_together(script):
+    run = script.Check(torch.device("cpu"), script.QUICK)
+    run.trials_together()
+    assert [row["trials"] for row in run.tables["together"]] == [1, 2]
+    assert all(row["gain"] > 0 for row in run.tables["together"])
 
 
 @pytest.mark.slow
@@ -77,24 +83,23 @@ def test_it_passes_on_the_pretend_gpu(script, tmp_path, gpu, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     left_out = script.Check.compiled_steps, script.Check.trials_together
     monkeypatch.setattr(script, "MEASUREMENTS", [one for one in script.MEASUREMENTS if one not in left_out])
+    monkeypatch.setattr(vm, "Study", partial(vm.Study, limit_train=64, limit_val=32))
     names = ("classification", "detection")
     monkeypatch.setattr(sys.modules["gpu_steps"], "TASKS", {name: TASKS[name] for name in names})
     add, met = script.Check._add, {}
     monkeypatch.setattr(
         script.Check, "_add", lambda check, name, *row: met.update({name: row[-1]}) or add(check, name, *row)
     )
-    run = script.main(["--quick", "--out", str(tmp_path / "out")])
-    (path,) = (tmp_path / "out").glob("gpu_check-rehearsal-nvidia-pretend.json")
+    assert script.main(["--quick", "--out", str(tmp_path / "out")]) == 0
+    path = tmp_path / "out/gpu_check-rehearsal-nvidia-pretend.json"
     content = json.loads(path.read_text())
-    assert run == 0
     assert content["machine"]["device"] == "NVIDIA Pretend"
     assert path.stat().st_size < 200_000
     assert len(content["measured"]) == 13
     steps = content["tables"]["steps"]
     assert [row["precision"] for row in steps[::2]] == ["bf16-mixed", "tf32", "32-true", "fp16-mixed"]
     own, inside = content["tables"]["waits"]
-    assert own["waits"] == 0 < inside["waits"]
-    assert own["logging"] > 0
+    assert own["waits"] == 0 < min(inside["waits"], own["logging"])
     assert content["tables"]["reading"][0]["threads"] == 0
     assert set(content["machine"]) >= {"commit", "versions", "gpus", "topology", "mps"}
     assert met["a study by k-NN, broken off and resumed, seconds"] is True

@@ -29,18 +29,11 @@ OF_TASK = {
     "classification": {"mixup": 0.2, "erasing": 0.5, "ema": 0.9, "precision": "bf16-mixed"},
     "dino": {"local_size": 8, "local_crops": 2, "prototypes": 16, "head_width": 16, "bottleneck": 8},
     "beit": {"codes": 4, "decoder_depth": 1, "decoder_width": 64},
-    "lit": {
-        "vocabulary": 300,
-        "text_length": 12,
-        "text_width": 16,
-        "text_depth": 1,
-        "text_heads": 2,
-        "text_mlp": 16,
-        "frozen_image": False,
-    },
+    "lit": {"vocabulary": 300, "text_length": 12, "text_width": 16, "text_depth": 1, "text_heads": 2, "text_mlp": 16,
+            "frozen_image": False},
     "detection": {"fpn_channels": 16},
     "instance_segmentation": {"fpn_channels": 16},
-}
+}  # fmt: skip
 WAITS = {"detection", "instance_segmentation"}
 """tasks whose steps wait, inside torchvision"""
 

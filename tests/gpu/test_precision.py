@@ -1,17 +1,22 @@
-"""The precision that a time budget takes on a GPU, and what is proposed where it may not."""
+"""Costs on a GPU: the precision that a time budget takes, steps in float16 are scaled, rows that the host bounds."""
 
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from vitmods.recipes import Recipe
-from vitmods.study import Study, choice
+import vitmods as vm
+from vitmods.bench import finish
+from vitmods.recipes import Recipe, plain
+from vitmods.study import Study, choice, cost
 from vitmods.study.arms import BASE
 from vitmods.study.budget import make_budget
 from vitmods.study.executors import StudyOptions
 from vitmods.study.settings import Rung
+from vitmods.tasks import Classification
 
 pretend = sys.modules["pretend"]  # by conftest.py
 HERE = StudyOptions(device="cuda")
@@ -80,3 +85,25 @@ def test_steps_are_timed_of_base_and_the_arm_with_the_most_operations(sets, monk
         _, text = choice.with_fast_precision([Rung(settings_of(sets), "", 16, 16)], HERE, make_budget("1h"))
     assert asked == ["base", "dtn"] * (3 if capability == (9, 0) else 2)
     assert "of its time in float32" in text
+
+
+def test_steps_in_float16_are_timed_with_the_scaler(gpu):
+    model, recipe = vm.vit("mu1/4", img_size=8, num_classes=5), Recipe().with_(precision="fp16-mixed")
+    step = cost.Steps(model, Classification(), recipe, pretend.CUDA, model.vit_config).train(4)
+    before = torch.cat([p.detach().cpu().flatten() for p in model.parameters()])
+    with gpu.launching() as launches:
+        step()
+    assert launches["_amp_foreach_non_finite_check_and_unscale_"] == 1
+    gpu.multiplies = True
+    step()
+    assert not torch.equal(before, torch.cat([p.detach().cpu().flatten() for p in model.parameters()]))
+
+
+@pytest.mark.parametrize("device_s", [0.0, 0.1])
+def test_a_row_is_bound_by_the_host_where_the_device_is_done_first(gpu, monkeypatch, device_s):
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: time.sleep(device_s))
+    monkeypatch.setattr(cost, "seconds_per_call", lambda call, times, device: call() or 1.0)
+    monkeypatch.setattr(cost, "ROUNDS", (1, 1))
+    models = [("base", vm.vit("mu1/4", img_size=8, num_classes=5)) for _ in range(2)]
+    measured = finish(cost.measuring(models, Classification(), plain().with_(batch_size=4), torch.device("cuda"), 0.0))
+    assert measured["arms"]["base"]["host_bound"] == (device_s == 0)

@@ -66,16 +66,10 @@ def again():
     return native.library("twice")
 
 
-def test_it_is_built_once_and_kept(source, tmp_path, monkeypatch):
+def test_it_is_built_once_and_kept_for_each_source_and_compiler(source, tmp_path, monkeypatch):
     calls = compiles(monkeypatch)
-    assert native.library("twice").twice(21) == 42
-    assert len(kept(tmp_path)) == 1
-    assert again().twice(21) == 42
-    assert calls == ["twice"]
-
-
-def test_another_source_or_compiler_is_another_library(source, tmp_path, monkeypatch):
-    assert native.library("twice").twice(21) == 42
+    assert native.library("twice").twice(21) == again().twice(21) == 42
+    assert (calls, len(kept(tmp_path))) == (["twice"], 1)
     source.write_text(SOURCE.replace("2 * x", "3 * x"))
     assert again().twice(21) == 63
     other = tmp_path / "other-compiler"
@@ -187,22 +181,19 @@ def test_what_others_can_write_is_not_loaded(source, tmp_path, monkeypatch, temp
     assert not build._is_own(types.SimpleNamespace(stat=lambda: foreign))
 
 
-def test_switched_off(source, monkeypatch):
+def test_switched_off_and_no_compiler_is_no_reason_to_warn(source, monkeypatch):
     calls = compiles(monkeypatch)
-    monkeypatch.setenv("VITMODS_NATIVE", "0")
-    assert native.library("twice") is None
-    assert calls == []
-    monkeypatch.delenv("VITMODS_NATIVE")
-    forget()
-    assert native.library("twice") is not None
-
-
-def test_no_compiler_is_no_reason_to_warn(source, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        monkeypatch.setenv("VITMODS_NATIVE", "0")
         assert native.library("twice") is None
+        monkeypatch.delenv("VITMODS_NATIVE")
+        with monkeypatch.context() as patched:
+            patched.setattr(build, "COMPILERS", ("no-such-compiler",))
+            assert again() is None
+    assert calls == []
+    assert again() is not None
 
 
 @pytest.mark.parametrize(

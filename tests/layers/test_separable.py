@@ -35,29 +35,18 @@ def dense(x, a, mix_mean, mix_var, weight, bias, grid, unbiased):
 
 def separate(form):
     def run(x, a, mix_mean, mix_var, weight, bias, grid, unbiased):
-        return FORMS[form](
-            x,
-            *axis_kernels(a, grid),
-            torch.stack([mix_mean, mix_var]),
-            weight,
-            bias,
-            MixingLayout(grid, HEADS, EPS, unbiased),
-        )
+        mix, layout = torch.stack([mix_mean, mix_var]), MixingLayout(grid, HEADS, EPS, unbiased)
+        return FORMS[form](x, *axis_kernels(a, grid), mix, weight, bias, layout)
 
     return run
 
 
-def inputs(grid, batch=2, spread=0.5):
+def inputs(grid, spread=0.5):
     torch.manual_seed(0)
-    wide = {"dtype": torch.float64}
-    values = [
-        torch.randn(batch, grid[0] * grid[1], DIM, **wide),
-        torch.randn(HEADS, 3, **wide) * spread,
-        torch.rand(HEADS, **wide),
-        torch.rand(HEADS, **wide),
-        torch.randn(DIM, **wide),
-        torch.randn(DIM, **wide),
-    ]
+    shapes = [(2, grid[0] * grid[1], DIM), (HEADS, 3), (HEADS,), (HEADS,), (DIM,), (DIM,)]
+    values = [torch.randn(*shape, dtype=torch.float64) for shape in shapes]
+    values[1] *= spread
+    values[2:4] = [value.sigmoid() for value in values[2:4]]
     return [value.requires_grad_() for value in values]
 
 
@@ -102,12 +91,11 @@ def test_inputs_that_are_not_contiguous(layout):
         x = x.mT.contiguous().mT
     elif layout == "sliced":
         x = torch.cat([x[:, :1], x], 1)[:, 1:]
-    strange = [x.requires_grad_(), *values[1:]]
-    for f in (sum_of, squares_of) if layout == "expanded gradient" else (squares_of,):
-        actual = torch.autograd.grad(f(separate("function")(*strange, (3, 4), False)), strange)
-        reference = torch.autograd.grad(f(dense(*values, (3, 4), False)), values)
-        for a, b in zip(actual, reference, strict=True):
-            torch.testing.assert_close(a, b, atol=1e-11, rtol=0)
+    strange, power = [x.requires_grad_(), *values[1:]], 1 if layout == "expanded gradient" else 3
+    actual = torch.autograd.grad(separate("function")(*strange, (3, 4), False).pow(power).sum(), strange)
+    reference = torch.autograd.grad(dense(*values, (3, 4), False).pow(power).sum(), values)
+    for a, b in zip(actual, reference, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-11, rtol=0)
 
 
 def test_the_input_is_left_alone():
@@ -118,14 +106,6 @@ def test_the_input_is_left_alone():
         DynamicTokenNorm(4, 1, grid)(x.requires_grad_()).backward(grad)
         assert torch.equal(x, before[0])
         assert torch.equal(grad, before[1])
-
-
-def sum_of(y):
-    return y.sum()
-
-
-def squares_of(y):
-    return y.pow(3).sum()
 
 
 def kept_bytes(norm, x):
@@ -140,9 +120,7 @@ def kept_bytes(norm, x):
 class Largest(TorchDispatchMode):
     """The largest tensor that any operation gives."""
 
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
+    numel = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -152,7 +130,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("side", [14, 28, 56])
+@pytest.mark.parametrize("side", [14, 28])
 def test_memory_grows_linearly_with_the_tokens(side):
     """What is kept is little more than the input, and no tensor, forward or backward, is larger than two of them."""
     norm = DynamicTokenNorm(48, 3, (side, side))

@@ -20,8 +20,7 @@ MODELS = [
 
 def make(changes="", **overrides):
     torch.manual_seed(0)
-    shape = {"img_size": (8, 12), "num_classes": 5, "mask_token": True}
-    config = vm.ViTConfig.from_name("mu2/4", **{**shape, **overrides})
+    config = vm.ViTConfig.from_name("mu2/4", **{"img_size": (8, 12), "num_classes": 5, "mask_token": True, **overrides})
     if config.position == "sincos2d":
         config = config.with_(position_on_prefix=False)
     model = vm.ViT(vm.apply(vm.vit(config), *vm.parse_changes(changes)).vit_config).double()
@@ -48,27 +47,18 @@ def same(a, b, atol=1e-10):
 
 
 @pytest.mark.parametrize("overrides", MODELS, ids=str)
-def test_visible_tokens_keep_their_positions(overrides):
-    model = make(**overrides)
-    all_tokens, visible = embedded(model, random_images()), embedded(model, random_images(), keep=KEEP)
+def test_visible_tokens_keep_their_positions_and_hidden_patches_reach_nothing(overrides):
+    model, images, other = make(**overrides), random_images(), random_images()
+    all_tokens, visible = embedded(model, images), embedded(model, images, keep=KEEP)
     prefix = 0 if model.vit_config.prefix_from else model.vit_config.num_prefix_tokens
     assert visible.shape[1] == prefix + 3
     same(visible[:, :prefix], all_tokens[:, :prefix])
     same(visible[:, prefix:], all_tokens[:, prefix:].gather(1, KEEP[..., None].expand(-1, -1, 32)))
-
-
-@pytest.mark.parametrize("overrides", MODELS, ids=str)
-def test_hidden_patches_reach_nothing(overrides):
-    model = make(**overrides)
-    images, other = random_images(), random_images()
-    other[0, :, :4, 4:] = 7  # patches 1 and 2 of the first image
-    other[0, :, 4:, 8:] = 7  # and 5
-    other[1, :, :4, :4] = 7  # 0 of the second
-    other[1, :, 4:, :8] = 7  # and 3, 4
+    hidden = torch.ones(2, 6, dtype=torch.bool).scatter(1, KEEP, False).view(2, 1, 2, 3)
+    other[hidden.repeat_interleave(4, 2).repeat_interleave(4, 3).expand_as(other)] = 7
     same(model(images, keep=KEEP), model(other, keep=KEEP))
     assert (model(images) - model(other)).abs().amax() > 1e-3
-    out = model.forward_features(images, keep=KEEP)
-    assert out.shape == (2, model.vit_config.num_prefix_tokens + 3, 32)
+    assert model.forward_features(images, keep=KEEP).shape == (2, model.vit_config.num_prefix_tokens + 3, 32)
 
 
 @pytest.mark.parametrize("changes", ["", "hmlp", "local", "dpn", "norm(kind=batch)", "placement(attn=post,mlp=post)"])

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 import vitmods.ops.sequence as sequence
 from vitmods.layers.norms import DynamicTokenNorm
-from vitmods.ops.padding import padded
 from vitmods.ops.separable import MixingLayout, axis_kernels, separable_norm
 
 HEADS, WIDTH = 3, 12
@@ -133,16 +132,3 @@ def test_a_long_sequence_takes_this_way_and_a_short_one_the_other():
         expected = separable_norm(x, *axis_kernels(norm.a, (1, length)), mix, norm.weight, norm.bias, layout)
         torch.testing.assert_close(norm(x), expected, rtol=1e-4, atol=1e-5)
         assert ("SequenceNorm" in type(norm(x).grad_fn).__name__) == (length == 700)
-
-
-@pytest.mark.parametrize("prefix", [0, 2])
-def test_compiled_with_padding(prefix):
-    torch.manual_seed(0)
-    norm = DynamicTokenNorm(WIDTH, HEADS, prefix_tokens=prefix)
-    x, mask = torch.randn(2, 9 + prefix, WIDTH), ends(9, 0.5, 1.0)
-    with padded(mask):
-        expected = norm(x)
-        torch.compiler.reset()
-        result = torch.compile(norm, backend="eager", fullgraph=True)(x)
-    kept = torch.cat([torch.ones(2, prefix, dtype=torch.bool), ~mask], dim=1)
-    torch.testing.assert_close(result[kept], expected[kept], rtol=1e-4, atol=1e-5)
