@@ -212,7 +212,7 @@ def folders(tmp_path, monkeypatch):
 def test_mistakes_are_refused_before_anything_is_read_or_written(line, words, refused, folders, monkeypatch):
     before, more = sorted(folders.rglob("*")), []
     if line.startswith(("compare -", "train -")) and not re.search("--(data|from|epochs)( |$)", line):
-        monkeypatch.setattr("vitmods.study.study.defaults_for", lambda data: pytest.fail("the images were listed"))
+        monkeypatch.setattr("vitmods.study.fixed.defaults_for", lambda data: pytest.fail("the images were listed"))
         more = ["--data", "large"]
     error = refused(line, *more)
     assert words in error

@@ -185,7 +185,7 @@ def test_shell_and_python_split_alike(twins, tmp_path, capsys):
     {"group_by": "group_by.csv"}, {"split_file": "split_file.csv"},
 ], ids=str)  # fmt: skip
 def test_impossible_options_cost_no_scan(option, monkeypatch):
-    for where in ("data.loading.open_source", "study.study.defaults_for"):
+    for where in ("data.loading.open_source", "study.fixed.defaults_for"):
         monkeypatch.setattr(f"vitmods.{where}", lambda spec: pytest.fail("images were listed"))
     for use in (load, data.check, lambda spec, **options: vm.Study("mu3/8", ["rms"], spec, **options)):
         with pytest.raises(UserError, match=next(iter(option))):

@@ -73,6 +73,8 @@ class Anatomy:
         self.modules = dict(model.named_modules(remove_duplicate=False))  # a shared norm has two places
         self._order = {name: index for index, name in enumerate(self.modules)}
         self.rms = {name: gain for name, m in self.modules.items() if (gain := rms_gain(m)) is not None}
+        kinds = (nn.LayerNorm, *(kind.module for kind in NORMS.values()))
+        self.norms = {name for name, m in self.modules.items() if isinstance(m, kinds)} | self.rms.keys()
         self.written, self.mlps, self.maps = written, mlps, maps_of(model)
         self.attentions = self._find_attentions() if attentions is None else dict(attentions)
 
@@ -161,24 +163,19 @@ class Anatomy:
 
     @cached_property
     def sites(self) -> tuple[NormSite, ...]:
-        layer = [name for name in self.modules if self._is_norm(name) and ".vm_" not in f".{name}"]
+        layer = [name for name in self.modules if name in self.norms and ".vm_" not in f".{name}"]
         return tuple(self._site(name) for name in layer or self._batch_norms())
-
-    def _is_norm(self, name: str) -> bool:
-        vitmods_norms = tuple(kind.module for kind in NORMS.values())
-        return isinstance(self.modules[name], (nn.LayerNorm, *vitmods_norms)) or name in self.rms
 
     def unknown_norms(self) -> list[str]:
         """Modules of blocks whose class is called a norm and is not one that is known."""
         known = (*OTHER_NORMS, nn.Identity)
-        norms = [name for name in self.modules if self._is_norm(name)]
         return [
             name
             for name, module in self.modules.items()
             if "norm" in type(module).__name__.lower()
             and any(within(name, block.name) for block in self.blocks)
             and not (isinstance(module, known) or ".vm_" in name)
-            and not any(within(name, norm) or is_below(norm, name) for norm in norms)
+            and not any(within(name, norm) or is_below(norm, name) for norm in self.norms)
         ]
 
     def _batch_norms(self) -> Iterator[str]:
@@ -228,7 +225,7 @@ class Anatomy:
         """Norms of the block that are not inside attention or MLP. A BatchNorm after a linear map is the last of its
         branch, for the one before belongs to what it maps to: queries, keys and values, or the hidden layer."""
         inside = [n for n in self.modules if within(n, block.name)]
-        layer = [n for n in inside if self._is_norm(n) and not self._in_attention(n)]
+        layer = [n for n in inside if n in self.norms and not self._in_attention(n)]
         if layer:
             return layer
         batch = [n for n in self._batch_norms() if within(n, block.name)]

@@ -2,7 +2,7 @@
 number of heads, of which runs choose the one that is true."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import permutations
 from typing import Any, NamedTuple, cast
 
@@ -273,12 +273,15 @@ class HeadSearch:
                 return fits and place.is_of(read, self.strict, per == "head", by_token)
         return False
 
+    @cached_property
+    def _norms(self) -> set[str]:
+        return {site.name for site in norm_sites(self.model)}
+
     def _readers(self, attention: str) -> tuple[list[str], list[str]]:
         """The maps and norms that may read what the heads put out, as they are called: inside attention; and the next
         map beside it in a part of the block, or the last of its branch."""
         order, maps = self.called, {*maps_of(self.model)}
-        norms = {site.name for site in norm_sites(self.model)}
-        inside = [n for n in order if is_below(n, attention) and (n in norms or n in maps)]
+        inside = [n for n in order if is_below(n, attention) and (n in self._norms or n in maps)]
         branches = [b.projection for b in self.parts.branches if b.kind == "attn" and is_below(attention, b.block)]
         around = attention.rpartition(".")[0]
         beside = [n for n in order if around not in self.parts.blocks and is_below(n, around) and n in maps]
