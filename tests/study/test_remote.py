@@ -29,6 +29,7 @@ from vitmods.util.address import Unreachable, address_of, named, place
 from vitmods.util.errors import UserError
 from vitmods.util.remote import LocalCopy, copy_of, download
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
 QUIET = {"cost_seconds": 0, "progress": False, "device": "cpu", "workers": 1}
 RECIPE = vm.recipes.digits().with_(epochs=1)
 
