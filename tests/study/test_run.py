@@ -229,19 +229,21 @@ def test_arms_and_seeds_may_be_added_which_is_one_more_look(copied):
     assert wider.to_dict()["arms"][3]["cost"] is not None
     assert wider.to_dict()["created"] == created
     assert wider.decision.family == 4
-    assert "Arms were added after scores were seen: 1 arm was" in " ".join(wider.doubts)
     after = contents(copied)
     assert all(after[path] == data for path, data in before.items())
 
 
-def test_arms_that_were_planned_may_be_added_without_a_warning(tmp_path):
+def test_arms_that_are_added_later_are_warned_of_unless_they_were_planned(tmp_path):
     with pytest.raises(UserError, match="family counts all arms of the study, 2 or more"):
         make(["dpn", "rms"], family=1)
-    few = {"limit_train": 128, "limit_val": 20, "recipe": QUICK}
-    assert run(make(["dpn"], family=3, **few), tmp_path).decision.family == 3
-    grown = run(make(["dpn", "rms"], **few), tmp_path)
-    assert grown.decision.family == 3
-    assert "Arms were added after scores were seen" not in " ".join(grown.doubts)
+    for family, planned in ((None, 1), (3, 3)):
+        out = tmp_path / str(family)
+        few = {"limit_train": 128, "limit_val": 20, "recipe": QUICK}
+        assert run(make(["dpn"], family=family, **few), out).decision.family == planned
+        grown = run(make(["dpn", "rms"], **few), out)
+        assert grown.decision.family == max(planned, 2)
+        added = "Arms were added after scores were seen: 1 arm was" in " ".join(grown.doubts)
+        assert added is (family is None)
 
 
 def test_a_trial_that_fails_is_reported_and_tried_again(copied, monkeypatch):
@@ -535,35 +537,34 @@ def test_a_recipe_that_does_not_fit_the_images_is_refused_before_training(tmp_pa
     assert not (tmp_path / "out" / "trials").exists()
 
 
-def test_loggers_get_a_run_a_trial_and_a_run_an_arm_with_its_verdict(copied, monkeypatch):
-    monkeypatch.setattr("vitmods.stats.gains.has_learned", lambda *arm: True)  # 5 steps teach little
-    for name in ("x/seed1", "dpn/seed1"):
-        shutil.rmtree(copied / "trials" / name)
+def test_loggers_get_a_run_a_trial_and_a_run_an_arm_with_its_verdict(tmp_path):
+    recipe, out = vm.recipes.digits(epochs=1).with_(warmup_epochs=0), tmp_path / "pets"
+    study = Study("mu/4", {"patch": "dpn"}, recipe=recipe, seeds=3, limit_train=512)
     with notebook() as told:
-        run(make(), copied, log="notebook", budget=1)
-        assert list(told) == ["dpn, seed 1"], "no verdict before the study is complete"
-        answer = run(make(), copied, log="notebook")
-        assert set(told) == {"dpn, seed 1", "x, seed 1", *(f"verdict of {arm}" for arm in ("dpn", "x", "cropped"))}
-        trial, *rows, last = told["x, seed 1"]
-        verdict, (status, numbers) = told["verdict of x"]
+        run(study, out, log="notebook", budget=1)
+        assert list(told) == ["base, seed 0"], "no verdict before the study is complete"
+        answer = run(study, out, log="notebook")
+        trials = {f"{arm}, seed {seed}" for arm in ("base", "patch") for seed in range(3)}
+        assert set(told) == {*trials, "verdict of patch"}
+        trial, *rows, last = told["patch, seed 1"]
+        verdict, (status, numbers) = told["verdict of patch"]
         told.clear()
-        run(make(), copied, log="notebook")
+        run(study, out, log="notebook")
         assert not told, "nothing is told twice"
-        noted = copied / NOTED
-        noted.write_text(noted.read_text().replace(str(answer["x"].verdict), "another verdict", 1))
-        run(make(), copied, log="notebook")
-        assert [rows[0].kind for rows in told.values()] == ["verdict"]
-    fields = {"study": "pets", "arm": "x", "seed": 1, "changes": "postnorm", "data": "digits", "base": "mu2/4"}
+        noted, effect = out / NOTED, answer["patch"]
+        noted.write_text(noted.read_text().replace(str(effect.verdict), "another verdict"))
+        run(study, out, log="notebook")
+        assert list(told) == ["verdict of patch"]
+    fields = {"study": "pets", "arm": "patch", "seed": 1, "changes": "dpn", "data": "digits", "base": "mu/4"}
     assert (trial.study, trial.kind, trial.fields) == ("pets", "trial", fields)
-    assert trial.config["recipe"]["steps"] == 5
+    assert trial.config["recipe"]["epochs"] == 1
     assert {name.partition("/")[0] for _, scalars in rows for name in scalars} == {"train", "val"}
-    result = json.loads((copied / "trials" / "x" / "seed1" / "result.json").read_text())
+    result = json.loads((out / "trials" / "patch" / "seed1" / "result.json").read_text())
     assert last == ("finished", {f"test/{name}": value for name, value in result["metrics"].items()})
-    effect = answer["x"]
-    assert (verdict.kind, verdict.group, verdict.fields["verdict"]) == ("verdict", "x", str(effect.verdict))
+    assert (verdict.kind, verdict.group, verdict.fields["verdict"]) == ("verdict", "patch", str(effect.verdict))
     assert (status, numbers["verdict/effect"]) == ("finished", effect.effect)
     assert (numbers["verdict/low"], numbers["verdict/high"]) == effect.interval
-    assert verdict.folder == copied
+    assert verdict.folder == out
 
 
 def kept(out):

@@ -4,14 +4,14 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+import vitmods.study.trial as evaluating
+from vitmods.cli import main
 from vitmods.data import ImageDataset
 from vitmods.evals import PROTOCOLS, ProtocolResult, metrics
 from vitmods.evals.options import Options
@@ -24,6 +24,7 @@ from vitmods.study.checkpoints import arms_in
 from vitmods.study.settings import MARGINS, Measure, options_from
 from vitmods.study.trial import TrialRunner
 from vitmods.tasks import TASKS
+from vitmods.train.loggers import MetricsFile
 from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
@@ -331,46 +332,35 @@ def test_what_is_evaluated_is_what_the_training_would_have_found(trained):
     assert len({(folder / "model.safetensors").read_bytes() for folder in weights}) == 1
 
 
-KILLED = """
-import os, signal, sys
-import torch._dynamo  # here, not in each child
-from vitmods.cli import main
-import vitmods.study.trial as evaluate
-import vitmods.study.run
-from vitmods.train.loggers import MetricsFile
+def killing_after(count, real):
+    """The function, which ends its process when it has been called so often."""
 
-def after(count, real):
     def call(*arguments, **options):
         nonlocal count
         real(*arguments, **options)
         count -= 1
         if count == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+
     return call
 
-for owner, name, count in ((MetricsFile, "write", 7), (evaluate, "write_json", 2)):
-    real = getattr(owner, name)
-    child = os.fork()
-    if child == 0:
-        setattr(owner, name, after(count, real))
-        os._exit(main(sys.argv[1:]))
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), end=" ", flush=True)
-"""
 
-
-@pytest.mark.slow
-def test_killed_at_training_and_at_evaluating_it_ends_in_the_same_results(trained, tmp_path):
-    result, _, _ = trained
+@pytest.mark.forks
+def test_killed_at_training_and_at_evaluating_it_ends_in_the_same_results(request, tmp_path):
     words = "compare --base mu2/4 --arms dpn --recipe plain --epochs 1 --batch-size 64 --seeds 2 --limit-train 128"
     words += (
         " --tune lr=1e-3,1e-2 --metric ece --workers 1 --device cpu --cost-seconds 0 --checkpoint-minutes 0 --quiet"
     )
-    line = [sys.executable, "-c", KILLED, *words.split(), "--out", str(tmp_path / "out")]
-    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, env={**os.environ, "CI": "1"})
-    assert done.stdout.split() == [str(-signal.SIGKILL)] * 2
+    for owner, name, count in ((MetricsFile, "write", 7), (evaluating, "write_json", 2)):
+        child = os.fork()
+        if child == 0:
+            setattr(owner, name, killing_after(count, getattr(owner, name)))
+            os._exit(main([*words.split(), "--out", str(tmp_path / "out")]))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not (tmp_path / "out" / "results.json").exists()
     assert len(list((tmp_path / "out").glob("trials/*/*/*/test.json"))) == 1
     answer = run(make(metric="ece", **GRID), tmp_path / "out").to_dict()
+    result, _, _ = request.getfixturevalue("trained")  # which starts threads
     assert without_times(answer) == without_times(result.to_dict())
 
 
