@@ -181,7 +181,9 @@ def test_another_call_trains_nothing_again_and_other_candidates_are_refused(fini
         vm.improve("digits", out, base="mu3/4", **HOW)
 
 
-@pytest.mark.parametrize("kind", ["together", "one by one", pytest.param("with more seeds", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kind", ["together", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("one by one", "with more seeds"))]
+)
 def test_a_screen_whose_time_is_over_early_has_fewer_seeds_and_its_choice_stays(tmp_path, monkeypatch, kind):
     """On a machine that became slower than its estimate; another call trains nothing more for the choice."""
     affords = TrialSchedule._affordable
