@@ -393,7 +393,7 @@ def test_a_budget_takes_the_seeds_that_have_weights(pretrained, tmp_path, of_stu
 
 def test_a_folder_that_lacks_what_is_needed_or_holds_too_much_is_refused(pretrained, folder, tmp_path, capsys):
     with pytest.raises(UserError, match=r"does not hold seed2, but seed0, seed1"):
-        Study(start=pretrained, seeds=[2], **SHORT).run(tmp_path, **RUN)
+        Study(start=pretrained, seeds=[2], **SHORT).run(tmp_path / "out", **RUN)
     assert main(["finetune", "--model", str(folder)]) == 2
     assert "holds several checkpoints: base, wide" in " ".join(capsys.readouterr().err.split())
     (folder / "base.safetensors").unlink()
