@@ -297,6 +297,21 @@ def test_a_checkpoint_stays_at_the_address_until_the_result_is_there(tmp_path, o
     assert files(there) == {"config.json", "result.json", "model.safetensors"}
 
 
+def test_a_result_does_not_arrive_without_its_files_when_the_copy_is_being_removed(tmp_path, on, monkeypatch):
+    folder, there = StudyFolder(f"file://{tmp_path}/there"), tmp_path / "there/trial"
+    send_file = LocalCopy.send_file
+
+    def removed_meanwhile(copy, trial, name, file):
+        (folder.path / "trial/test.npz").unlink(missing_ok=True)
+        send_file(copy, trial, name, file)
+
+    monkeypatch.setattr(LocalCopy, "send_file", removed_meanwhile)
+    finished = {"trial__result_json": json.dumps({"status": "finished"}), "trial__config_json": "{}"}
+    with pytest.raises(UserError, match=r"test.npz was removed while the run worked in"), folder.lock():
+        write(folder._copy, **finished, trial__test_npz="1")
+    assert not (there / "result.json").exists()
+
+
 def wait_until_interrupted():
     """A signal that another thread sets is seen between two calls, and wakes no sleep."""
     for _ in range(1200):
