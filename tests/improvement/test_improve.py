@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import vitmods as vm
 from vitmods.cli import main
@@ -32,8 +34,10 @@ from vitmods.study.defaults import RecipeChoice
 from vitmods.study.evaluate import evaluate
 from vitmods.study.schedule import TrialSchedule
 from vitmods.study.study import FRESH
+from vitmods.study.trial import TrialRunner
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
 HOW = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
 SMALL = ImageOptions(limit_train=256, val_fraction=0.3)
 SLOW = plain(epochs=6).with_(batch_size=32, lr=1e-4)  # base learns something, ten times the rate much more
@@ -59,38 +63,30 @@ def finished(few_trials, tmp_path_factory):
     return run(out), out
 
 
+ONE = {"change": "a", "data": "x", "images": 1000, "channels": 3, "patch_values": 48, "effect": 4.0, "half": 2.0}
+HERE = Setting(1000, 3, 48)
+
+
 def test_what_is_to_be_expected_of_a_change_is_its_shrunken_mean():
-    one = {"change": "a", "data": "x", "images": 1000, "channels": 3, "patch_values": 48}
-    here = Setting(1000, 3, 48)
-    (alone,) = promising(here, [{**one, "effect": 4.0, "half": 2.0}])
+    (alone,) = promising(HERE, [ONE])
     weight = 1 / (1.0**2 + BETWEEN_SETS**2)
     assert alone.expected == pytest.approx(weight * 4 / (USUAL**-2 + weight))
-    (gray,) = promising(Setting(1000, 1, 48), [{**one, "effect": 4.0, "half": 2.0}])
+    (gray,) = promising(Setting(1000, 1, 48), [ONE])
     assert gray.expected < alone.expected  # images of another kind say less
-    known = [{**one, "effect": 4.0, "half": 2.0}, {**one, "effect": 6.0, "half": 2.0, "data": "y"}]
-    (two,) = promising(here, known)
+    (two,) = promising(HERE, [ONE, {**ONE, "effect": 6.0, "data": "y"}])
     assert two.expected > alone.expected
     assert "+4.0 on x and +6.0 on y" in two.reason
-    assert (
-        promising(here, [{**one, "effect": LEAST, "half": 2.0}, {**one, "change": "b", "effect": -9.0, "half": 1.0}])
-        == []
-    )
+    assert promising(HERE, [{**ONE, "effect": LEAST}, {**ONE, "change": "b", "effect": -9.0, "half": 1.0}]) == []
+    assert expected_of([ONE] * 9, HERE) == pytest.approx(expected_of([ONE], HERE)), "studies of one data set"
+    assert expected_of([ONE, {**ONE, "data": "y"}], HERE) > expected_of([ONE], HERE)
 
 
-@pytest.mark.parametrize("data", ["x", "path/to/X/", "torchvision:X?root=there", r"C:\sets\x"])
-def test_what_was_found_on_the_same_data_set_does_not_choose(data):
-    one = {"change": "a", "data": "x", "images": 1000, "channels": 3, "patch_values": 48, "half": 2.0}
-    known = [{**one, "effect": 9.0}, {**one, "effect": 4.0, "data": "y"}]
-    (left,) = promising(Setting(1000, 3, 48), known, data)
-    assert left.reason == "+4.0 on y (1 other data set)"
-    assert "x and" in promising(Setting(1000, 3, 48), known, "path/to/another/x/images")[0].reason
-
-
-def test_studies_of_one_data_set_say_no_more_than_one_and_the_patch_is_the_models():
-    one = {"change": "a", "data": "x", "images": 1000, "channels": 3, "patch_values": 48, "effect": 4.0, "half": 2.0}
-    here = Setting(1000, 3, 48)
-    assert expected_of([one] * 9, here) == pytest.approx(expected_of([one], here))
-    assert expected_of([one, {**one, "data": "y"}], here) > expected_of([one], here)
+def test_what_was_found_on_the_same_data_set_does_not_choose_and_the_patch_is_the_models():
+    known = [{**ONE, "effect": 9.0}, {**ONE, "data": "y"}]
+    for data in ("x", "path/to/X/", "torchvision:X?root=there", r"C:\sets\x"):
+        (left,) = promising(HERE, known, data)
+        assert left.reason == "+4.0 on y (1 other data set)"
+    assert "x and" in promising(HERE, known, "path/to/another/x/images")[0].reason
     config = vm.ViTConfig.from_name("mu2/4", img_size=32, num_classes=3)
     arms = [Study(base, "promising", "clothes", plain(epochs=1), 1).settings.arms for base in ("mu2/4", config)]
     assert arms[0] == arms[1]
@@ -119,10 +115,8 @@ def test_known_effects_are_those_of_models_from_scratch_and_every_change_parses(
 
 
 def test_without_arms_the_shell_compares_the_most_promising_changes(tmp_path, capsys):
-    few = ["--base", "mu1/4", "--limit-train", "128", "--epochs", "1", "--seeds", "2", "--workers", "1"]
-    assert (
-        main(["compare", "digits", *few, "--out", str(tmp_path / "out"), "--cost-seconds", "0", "--device", "cpu"]) == 0
-    )
+    few = "--base mu1/4 --limit-train 128 --epochs 1 --seeds 1 --workers 1 --cost-seconds 0 --device cpu"
+    assert main(["compare", "digits", *few.split(), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().err
     answer = Answer.load(tmp_path / "out")
     stems_and_norms = ("hmlp", "stem(kind=linear,gelu=true)", "stem(kind=levit,norm=layer)", "switchnorm", "batchnorm")
@@ -163,7 +157,7 @@ def test_what_helps_is_confirmed_trained_on_all_images_and_written(finished):
     config = json.loads((found.trained.folder / "config.json").read_text())
     assert config["data"]["splits"].keys() == {"train"}
     assert config["data"]["splits"]["train"]["count"] > 256
-    assert from_pretrained(found.model)(np_images()).shape == (2, 10)
+    assert from_pretrained(found.model)(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
     page = found.report().read_text()
     for text in (found.arm, "Use the model", "What was tried", "screen/report.html", "vitmods predict"):
         assert text in page
@@ -171,12 +165,6 @@ def test_what_helps_is_confirmed_trained_on_all_images_and_written(finished):
     assert "each on average over the other changes on and off" in page
     assert (out / "screen/report.html").exists()
     assert (found.confirmed.path / "report.html").exists()
-
-
-def np_images():
-    import torch
-
-    return torch.from_numpy(np.zeros((2, 1, 8, 8), np.float32))
 
 
 def test_another_call_trains_nothing_again_and_other_candidates_are_refused(finished):
@@ -193,7 +181,9 @@ def test_another_call_trains_nothing_again_and_other_candidates_are_refused(fini
         vm.improve("digits", out, base="mu3/4", **HOW)
 
 
-@pytest.mark.parametrize("kind", ["together", "one by one", "with more seeds"])
+@pytest.mark.parametrize(
+    "kind", ["together", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("one by one", "with more seeds"))]
+)
 def test_a_screen_whose_time_is_over_early_has_fewer_seeds_and_its_choice_stays(tmp_path, monkeypatch, kind):
     """On a machine that became slower than its estimate; another call trains nothing more for the choice."""
     affords = TrialSchedule._affordable
@@ -300,9 +290,8 @@ def test_of_trained_weights_ways_to_adapt_them_are_tried_one_by_one(tmp_path, mo
     first = Study("mu2/4", None, "digits", plain(epochs=3), 1, images=SMALL)
     first.run(tmp_path / "base", **HOW)
     (trial,) = (tmp_path / "base/trials").glob("**/seed0")
-    request = module._Request(
-        tmp_path / "out", "digits", None, str(trial), None, "classification", SMALL, module.StudyOptions(), None
-    )
+    options, out = module.StudyOptions(), tmp_path / "out"
+    request = module._Request(out, "digits", None, str(trial), None, "classification", SMALL, options, None)
     has_peft = importlib.util.find_spec("peft") is not None
     chosen, seeds = request.plan(None, ("last(4)",), False, module.ENDLESS)
     assert [one.change for one in chosen] == ["attention", "head", *["lora(rank=8)"] * has_peft]
@@ -313,17 +302,8 @@ def test_of_trained_weights_ways_to_adapt_them_are_tried_one_by_one(tmp_path, mo
 
 
 def test_candidates_that_were_dropped_for_the_time_are_not_missed_when_the_command_goes_on(tmp_path, monkeypatch):
-    request = module._Request(
-        tmp_path / "out",
-        "digits",
-        "mu1/4",
-        None,
-        None,
-        "classification",
-        SMALL,
-        module.StudyOptions(progress=False),
-        None,
-    )
+    options = module.StudyOptions(progress=False)
+    request = module._Request(tmp_path / "out", "digits", "mu1/4", None, None, "classification", SMALL, options, None)
     monkeypatch.setattr(module._Request, "_fitting", lambda self, chosen, limit, can_drop: (chosen[:2], 2))
     first, seeds = request.plan(None, ("hmlp",), True, module.ENDLESS)
     assert len(first) == seeds == 2
@@ -356,48 +336,26 @@ def test_a_folder_of_a_study_is_refused_and_what_the_model_has_seen_is_known(fin
         evaluate(found.confirmed.path / "trials/base" / f"seed{FRESH}", ["top1"], device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("folders", "splits", "fraction"),
-    [
-        (("train/a", "train/b"), {"train", "val", "test"}, 0.2),
-        (("a", "b"), {"train", "val", "test"}, 0.2),
-        (("train/a", "train/b", "test/a", "test/b"), {"train", "val", "test"}, 0.2),
-        (("train/a", "train/b", "val/a", "val/b"), {"train", "val", "test"}, 0.2),
-        (("train/a", "train/b", "val/a", "val/b", "test/a", "test/b"), {"train", "val", "test"}, None),
-    ],
-)
-def test_every_folder_gets_a_val_and_a_test_split(tmp_path, small_images, monkeypatch, folders, splits, fraction):
-    count = 12 * sum(not folder.startswith(("val", "test")) for folder in folders)
-    data = small_images(tmp_path / "photos", folders)
+@pytest.mark.parametrize("others", [None, "", "test", "val", "val test"])
+def test_every_folder_gets_a_val_and_a_test_split(tmp_path, monkeypatch, others):
+    data, random = tmp_path / "photos", np.random.default_rng(0)
+    splits = [""] if others is None else ["train", *others.split()]
+    for folder in [f"{split}/{name}".strip("/") for split in splits for name in "ab"]:
+        (data / folder).mkdir(parents=True)
+        for i in range(12):
+            Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(data / folder / f"{i}.png")
     spec, images = module._held_out(str(data), ImageOptions())
-    assert images.val_fraction == fraction
-    study = Study(
-        "mu1/4", ["rms"], spec, plain(epochs=1), 1, images=module.replace(images, answer_on="val"), img_size=8
-    )
     assert Path(spec.partition("?")[0]) == data
-    runner = module.StudyFolder(tmp_path / "none")
-    from vitmods.study.trial import TrialRunner
-
+    assert images.val_fraction == (None if others == "val test" else 0.2)
     monkeypatch.setattr(module, "MOST_VAL", 3)
-    assert module._held_out(str(data), ImageOptions())[1].val_fraction == (fraction and 3 / count)
-    dataset = TrialRunner(runner, study.settings.measure).dataset(study.settings.cell("base"))
-    assert set(dataset.splits) == splits
+    fewer = module._held_out(str(data), ImageOptions())[1].val_fraction
+    assert fewer == (images.val_fraction and 3 / (2 * 12))
+    images = module.replace(images, answer_on="val")
+    study = Study("mu1/4", ["rms"], spec, plain(epochs=1), 1, images=images, img_size=8)
+    runner = TrialRunner(module.StudyFolder(tmp_path / "none"), study.settings.measure)
+    dataset = runner.dataset(study.settings.cell("base"))
+    assert set(dataset.splits) == {"train", "val", "test"}
     assert dataset.eval_split == "val"
-
-
-@pytest.fixture
-def small_images():
-    from PIL import Image
-
-    def write(root, folders, count=12):
-        random = np.random.default_rng(0)
-        for folder in folders:
-            (root / folder).mkdir(parents=True)
-            for i in range(count):
-                Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(root / folder / f"{i}.png")
-        return root
-
-    return write
 
 
 @pytest.mark.parametrize(
@@ -429,9 +387,9 @@ def test_what_cannot_be_done_is_refused_before_anything_is_trained(tmp_path, cap
 def test_the_command_prints_what_came_out(finished, tmp_path, capsys):
     _, out = finished
     shutil.copytree(out, copy := tmp_path / "copy")
-    options = ["--base", "mu2/4", "--limit-train", "256", "--val-fraction", "0.3", "--workers", "1", "--device", "cpu"]
-    recipe = ["--recipe", "plain", "--epochs", "6", "--batch-size", "32", "--lr", "1e-4", "--cost-seconds", "0"]
-    assert main(["improve", "digits", "--out", str(copy), "--quiet", *options, *recipe]) == 0
+    words = "--base mu2/4 --limit-train 256 --val-fraction 0.3 --workers 1 --device cpu --cost-seconds 0 --quiet"
+    words += " --recipe plain --epochs 6 --batch-size 32 --lr 1e-4"
+    assert main(["improve", "digits", "--out", str(copy), *words.split()]) == 0
     printed = capsys.readouterr().out
     assert "is better than base" in printed
     assert "vitmods predict" in printed

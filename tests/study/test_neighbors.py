@@ -12,6 +12,7 @@ import stat
 import struct
 import warnings
 import zipfile
+from collections import Counter
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
@@ -99,12 +100,12 @@ def beside(prepared, tmp_path, capsys):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """What is read of other studies: the name of each file and its bytes."""
+    """What is read of other studies: the study, the name of each file and its bytes."""
     reads, read = [], FinishedTrial.read
 
     def counted(trial, name):
         content = read(trial, name)
-        reads.append((name, len(content)))
+        reads.append((trial.study.path, name, len(content)))
         return content
 
     monkeypatch.setattr(FinishedTrial, "read", counted)
@@ -123,37 +124,28 @@ def link(path, private):
     path.symlink_to(secret)
 
 
-def looping(path, private):
-    path.unlink()
-    path.symlink_to(path.name)
+def instead(make):
+    """Something else in the place of a file."""
+
+    def harm(path, private):
+        path.unlink()
+        make(path)
+
+    return harm
 
 
-def pipe(path, private):
-    path.unlink()
-    os.mkfifo(path)
-
-
-def folder(path, private):
-    path.unlink()
-    path.mkdir()
-
-
-def sparse(path, private):
-    with open(path, "ab") as file:
-        file.truncate(3 << 30)
-
-
-def zeros(path, private):
-    """As large as is read."""
-    path.write_bytes(b"\0" * (1 << 20))
-
-
-def junk(path, private):
-    path.write_bytes(b"[" * 100_000)
+def socket_file(path):
+    with chdir(path.parent), socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
 
 
 def foreign(path, private):
     os.chown(path, OTHER, OTHER)
+
+
+def content(change):
+    """Other bytes in a file."""
+    return lambda path, private: path.write_bytes(change(path.read_bytes()))
 
 
 def of(name, change):
@@ -167,6 +159,15 @@ def of(name, change):
     return harm
 
 
+def fields(name, kinds):
+    """Values of other kinds in the fields of a file of JSON."""
+    return {
+        f"{name}: {field} is {value!r}": (".", of(name, lambda c, field=field, value=value: c.update({field: value})))
+        for field, values in kinds.items()
+        for value in values
+    }
+
+
 def scores(change, split="test", **results):
     """Other scores of images, and other results."""
 
@@ -178,15 +179,15 @@ def scores(change, split="test", **results):
         result = json.loads((trial / "result.json").read_text())
         rewrite(trial / "result.json", metrics={**result["metrics"], **results})
 
-    return harm
+    return ".", harm
 
 
 def logged(line):
-    def harm(trial, private):
-        rows = (trial / "metrics.jsonl").read_text().splitlines()
-        (trial / "metrics.jsonl").write_text("\n".join([*rows[:-1], line(json.loads(rows[-1]))]) + "\n")
+    def harm(path, private):
+        rows = path.read_text().splitlines()
+        path.write_text("\n".join([*rows[:-1], line(json.loads(rows[-1]))]) + "\n")
 
-    return harm
+    return "metrics.jsonl", harm
 
 
 def examples(text, linked=False):
@@ -207,88 +208,24 @@ def moved_behind_a_link(trial, private):
 
 
 def deep(trial, private):
-    place = trial
-    for _ in range(60):
-        place /= "deeper"
+    place = trial.joinpath(*["deeper"] * 60)
     place.mkdir(parents=True)
     for name in FILES:
         shutil.move(trial / name, place / name)
 
 
-OF_FILES = {"link": link, "looping link": looping, "pipe": pipe, "folder": folder, "sparse": sparse, "junk": junk}
-OF_FILES |= {"zeros": zeros, "another user's": foreign}
-CONFIGS = {
-    "rate": lambda c: c["recipe"]["optimizer"].update(lr=12345.0),
-    "steps": lambda c: c["recipe"].update(epochs=10_000),
-    "other images": lambda c: c["data"].update(fingerprint="0" * 64),
-    "no images": lambda c: c.pop("data"),
-    "model": lambda c: c["model"].update(depth=24),
-    "changes": lambda c: c.update(changes="dtn"),
-    "seed": lambda c: c.update(seed=77),
-    "machine": lambda c: c["environment"].update(torch="0.1"),
-    "more": lambda c: c.update(note="\x1b]0;owned\x07"),
-    "wrong kinds": lambda c: c.update(recipe=[1], images="x", data=3),
-    "no recipe": lambda c: c.pop("recipe"),
-}
-RESULTS = {
-    "score": lambda r: r["metrics"].update(top1=0.99),
-    "not a number": lambda r: r["metrics"].update(top1="\x1b[31m"),
-    "infinite": lambda r: r["metrics"].update(loss=float("inf")),
-    "time": lambda r: r.update(wall_s="soon"),
-    "no steps": lambda r: r.pop("steps"),
-    "fewer steps": lambda r: r.update(steps=1),
-    "status": lambda r: r.update(status="\x1b[31m"),
-    "message": lambda r: r.update(message={"a": 1}),
-    "seed": lambda r: r.update(seed=5),
-}
-HARMS = {f"{kind} for {name}": (name, harm) for kind, harm in OF_FILES.items() for name in FILES}
-HARMS |= {f"config: {name}": (".", of("config.json", change)) for name, change in CONFIGS.items()}
-HARMS |= {f"result: {name}": (".", of("result.json", change)) for name, change in RESULTS.items()}
-HARMS |= {
-    "all right": (".", scores(lambda s: s.update(top1=np.ones(12, bool)))),
-    "all right, and said so": (".", scores(lambda s: s.update(top1=np.ones(12, bool)), top1=1.0)),
-    "right on val": (".", scores(lambda s: s.update(top1=np.ones(6, bool)), "val")),
-    "calibrated": (".", of("test.json", lambda e: e["protocols"]["calibration"]["metrics"].update(ece=0.0))),
-    "no scores": (".", lambda trial, private: (trial / "test.npz").unlink()),
-    "text for scores": (".", scores(lambda s: s.update(top1=np.array(["a"] * 12)))),
-    "other images": (".", scores(lambda s: s.update(ids=np.array([f"x{i}" for i in range(12)])))),
-    "objects": (".", scores(lambda s: s.update(top1=np.array([None] * 12)))),
-    "fewer images": (".", scores(lambda s: s.update({name: values[:3] for name, values in s.items()}))),
-    "better curve": (".", logged(lambda row: json.dumps({**row, "top1": 0.99}))),
-    "text in the curve": (".", logged(lambda row: json.dumps({**row, "top1": "\x1b[31m"}))),
-    "no curve": (".", logged(lambda row: "[")),
-    "examples elsewhere": (".", examples('{"images": [], "legend": {}}', linked=True)),
-    "examples of junk": (".", examples('{"images": [{"panels": 3}]}')),
-    "link for a trial": (".", moved_behind_a_link),
-    "another user's trial": (".", foreign),
-    "deep": (".", deep),
-    "only a result": (".", lambda trial, private: (trial / "config.json").unlink()),
-}
-
-
-def content(name, change):
-    """Other bytes in a file."""
-    return name, lambda path, private: path.write_bytes(change(path.read_bytes()))
-
-
-def packed(change, split="test"):
+def packed(change):
     """Another .npz: change gets the bytes of each member by its name, and how each is written."""
 
     def harm(path, private):
         with zipfile.ZipFile(path) as archive:
             members = {member.filename: archive.read(member) for member in archive.infolist()}
-        how = zipfile.ZIP_DEFLATED
-        with warnings.catch_warnings(), zipfile.ZipFile(path, "w", how) as archive:
+        with warnings.catch_warnings(), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             warnings.simplefilter("ignore")  # of a name that comes twice
             for name, values in change(members):
                 archive.writestr(name, values)
 
-    return f"{split}.npz", harm
-
-
-def member(name, values):
-    """One member in another's place, or a further one."""
-    return packed(lambda members: {**members, f"{name}.npy": values}.items())
+    return "test.npz", harm
 
 
 def header(text, values=b""):
@@ -302,30 +239,6 @@ def encrypted(content):
     return re.sub(rb"(PK\x01\x02....).", lambda found: found[1] + b"\x01", flags, flags=re.DOTALL)
 
 
-def device(path, private):
-    path.unlink()
-    os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero
-
-
-def socket_file(path, private):
-    path.unlink()
-    with chdir(path.parent), socket.socket(socket.AF_UNIX) as server:
-        server.bind(path.name)
-
-
-def gone(path, private):
-    path.unlink()
-    path.symlink_to("/nowhere")
-
-
-def to(target):
-    def harm(path, private):
-        path.unlink()
-        path.symlink_to(target)
-
-    return harm
-
-
 def between(name, replace):
     """A file of the name is replaced between its check and its being opened."""
 
@@ -337,6 +250,24 @@ def between(name, replace):
 
 RACES = {}
 DEEP = b'{"a":' * 20_000 + b"1" + b"}" * 20_000
+ALONE = {  # in the place of one file
+    "link": link,
+    "looping link": instead(lambda path: path.symlink_to(path.name)),
+    "pipe": instead(os.mkfifo),
+    "folder": instead(Path.mkdir),
+    "sparse file": lambda path, private: os.truncate(path, 3 << 30),
+    "junk": content(lambda old: b"[" * 100_000),
+    "zeros": content(lambda old: b"\0" * (1 << 20)),  # as large as is read
+    "another user's": foreign,
+}
+LINKS = {
+    "dangling link": instead(lambda path: path.symlink_to("/nowhere")),
+    "link to memory": instead(lambda path: path.symlink_to("/proc/self/mem")),
+    "link to a device": instead(lambda path: path.symlink_to("/dev/zero")),
+    "socket": instead(socket_file),
+    "device": instead(lambda path: os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 5))),
+}
+LATE = ("link", "pipe", "sparse file")
 OF_JSON = {
     "empty": lambda old: b"",
     "deep": lambda old: DEEP,
@@ -349,26 +280,67 @@ OF_JSON = {
     "a surrogate": lambda old: old.rstrip()[:-1] + b', "\\ud800": "\\udfff", "schema": [}',
     "a pickle": lambda old: pickle.dumps({"a": 1}),
 }
-OF_CURVES = {
-    "empty curve": lambda old: b"",
-    "NaN in the curve": lambda old: old.replace(b'"top1": 0.', b'"top1": NaN, "x": 0.'),
-    "infinite curve": lambda old: old.replace(b'"loss": 0.', b'"loss": -Infinity, "x": 0.'),
-    "deep curve": lambda old: old + DEEP,
-    "curve not UTF-8": lambda old: old + b"\xff\xfe",
-    "curve of lists": lambda old: old.replace(b'"top1": 0.', b'"top1": [1], "x": 0.'),
-    "curve without steps": lambda old: old.replace(b'"step"', b'"steps"'),
-    "curve of other steps": lambda old: old.replace(b'"step": ', b'"step": 9'),
-    "growing curve": lambda old: old + old[:40],
-}
-FIELDS = {"metrics": [3, "x", None, [1]], "steps": ["x", None, [], 1e400], "seed": ["x", None, {}, -1]}
-FIELDS |= {
-    "status": [None, 1, [], {}],
-    "split": [None, 4, ["test"]],
-    "params": ["many", [], None],
-    "wall_s": [{}, None],
+CONFIGS = {
+    "rate": lambda c: c["recipe"]["optimizer"].update(lr=12345.0),
+    "steps": lambda c: c["recipe"].update(epochs=10_000),
+    "other images": lambda c: c["data"].update(fingerprint="0" * 64),
+    "no images": lambda c: c.pop("data"),
+    "model": lambda c: c["model"].update(depth=24),
+    "changes": lambda c: c.update(changes="dtn"),
+    "seed": lambda c: c.update(seed=77),
+    "machine": lambda c: c["environment"].update(torch="0.1"),
+    "more": lambda c: c.update(note="\x1b]0;owned\x07"),
+    "wrong kinds": lambda c: c.update(recipe=[1], images="x", data=3),
+    "no recipe": lambda c: c.pop("recipe"),
 }
 CONFIG_FIELDS = {"recipe": [None, 3, "x", {}], "images": [None, [], 3], "data": [[], "x", {}], "model": [None, 3, []]}
 CONFIG_FIELDS |= {"environment": [None, "x", {}], "seed": ["0", None, 0.5, [0]], "changes": [None, 1, ["dpn"]]}
+RESULTS = {
+    "score": lambda r: r["metrics"].update(top1=0.99),
+    "not a number": lambda r: r["metrics"].update(top1="\x1b[31m"),
+    "infinite": lambda r: r["metrics"].update(loss=float("inf")),
+    "time": lambda r: r.update(wall_s="soon"),
+    "no steps": lambda r: r.pop("steps"),
+    "fewer steps": lambda r: r.update(steps=1),
+    "message": lambda r: r.update(message={"a": 1}),
+}
+RESULT_FIELDS = {"metrics": [3, "x", None, [1]], "steps": ["x", None, [], 1e400], "seed": ["x", None, {}, -1]}
+RESULT_FIELDS |= {"status": [None, 1, [], {}, "\x1b[31m"], "split": [None, 4, ["test"]]}
+RESULT_FIELDS |= {"params": ["many", [], None], "wall_s": [{}, None]}
+CURVES = {
+    "empty": lambda old: b"",
+    "NaN": lambda old: old.replace(b'"top1": 0.', b'"top1": NaN, "x": 0.'),
+    "infinite": lambda old: old.replace(b'"loss": 0.', b'"loss": -Infinity, "x": 0.'),
+    "deep": lambda old: old + DEEP,
+    "not UTF-8": lambda old: old + b"\xff\xfe",
+    "lists": lambda old: old.replace(b'"top1": 0.', b'"top1": [1], "x": 0.'),
+    "no steps": lambda old: old.replace(b'"step"', b'"steps"'),
+    "other steps": lambda old: old.replace(b'"step": ', b'"step": 9'),
+    "growing": lambda old: old + old[:40],
+}
+SCORES = {
+    "all right": lambda s: s.update(top1=np.ones(12, bool)),
+    "text": lambda s: s.update(top1=np.array(["a"] * 12)),
+    "other images": lambda s: s.update(ids=np.array([f"x{i}" for i in range(12)])),
+    "objects": lambda s: s.update(top1=np.array([None] * 12)),
+    "fewer images": lambda s: s.update({name: values[:3] for name, values in s.items()}),
+    "complex": lambda s: s.update(top1=s["top1"] + 1j),
+    "times": lambda s: s.update(top1=s["top1"].astype("M8[s]")),
+    "bytes": lambda s: s.update(top1=s["top1"].astype("S5")),
+    "not a number": lambda s: s.update(top1=np.full(12, np.nan)),
+    "infinite": lambda s: s.update(nll=np.full(12, np.inf)),
+    "large": lambda s: s.update(top1=np.full(12, 1e300)),
+    "two columns": lambda s: s.update(top1=np.full((12, 2), 0.5)),
+    "one number": lambda s: s.update(top1=np.array(0.5)),
+    "nobody's ids": lambda s: s.pop("ids"),
+    "ids in reverse": lambda s: s.update(ids=s["ids"][::-1]),
+    "ids that repeat": lambda s: s.update(ids=s["ids"][[0] * 12]),
+    "ids of numbers": lambda s: s.update(ids=np.arange(12)),
+    "other predictions": lambda s: s.update(predicted=1 - s["predicted"]),
+    "predictions of nothing": lambda s: s.update(predicted=np.full(12, -5)),
+    "records": lambda s: s.update(top1=np.zeros(12, [("a", "f8"), ("b", "f8")])),
+    "empty": lambda s: s.clear(),
+}
 SHAPES = {
     "pickle": header("{'descr': '|O', 'fortran_order': False, 'shape': (12,), }", pickle.dumps([1] * 12)),
     "shape of another": header("{'descr': '<f8', 'fortran_order': False, 'shape': (12,), }", b"\0" * 40),
@@ -378,91 +350,78 @@ SHAPES = {
     "deep header": header("(" * 2000 + ")" * 2000),
     "unknown kind": header("{'descr': '<q9', 'fortran_order': False, 'shape': (12,), }", b"\0" * 108),
     "junk": b"junk" * 30,
-    "bomb": header("{'descr': '|b1', 'fortran_order': False, 'shape': (400000000,), }", b"\0" * (300 << 20)),
 }
-MEMBERS = {
-    f"a scores file with {name} for {kind}": member(kind, values)
-    for name, values in SHAPES.items()
-    for kind in (("top1",) if name == "bomb" else ("top1", "ids"))
-}
-TWO = np.array([[0.5, 0.5]] * 12)
-MORE = {
-    f"{kind} for {name}": content(name, change)
-    for kind, change in OF_JSON.items()
-    for name in ("config.json", "result.json", "test.json")
-}
-MORE |= {kind: content("metrics.jsonl", change) for kind, change in OF_CURVES.items()}
-MORE |= {
-    f"{name} is {value!r}": (".", of("result.json", lambda r, name=name, value=value: r.update({name: value})))
-    for name, values in FIELDS.items()
-    for value in values
-}
-MORE |= {
-    f"config: {name} is {value!r}": (".", of("config.json", lambda c, name=name, value=value: c.update({name: value})))
-    for name, values in CONFIG_FIELDS.items()
-    for value in values
-}
-MORE |= MEMBERS
-MORE |= {
-    f"scores: {kind}": (".", scores(change))
-    for kind, change in {
-        "complex": lambda s: s.update(top1=s["top1"] + 1j),
-        "times": lambda s: s.update(top1=s["top1"].astype("M8[s]")),
-        "bytes": lambda s: s.update(top1=s["top1"].astype("S5")),
-        "not a number": lambda s: s.update(top1=np.full(12, np.nan)),
-        "infinite": lambda s: s.update(nll=np.full(12, np.inf)),
-        "large": lambda s: s.update(top1=np.full(12, 1e300)),
-        "two columns": lambda s: s.update(top1=TWO),
-        "one number": lambda s: s.update(top1=np.array(0.5)),
-        "nobody's ids": lambda s: s.pop("ids"),
-        "ids in reverse": lambda s: s.update(ids=s["ids"][::-1]),
-        "ids that repeat": lambda s: s.update(ids=s["ids"][[0] * 12]),
-        "ids of numbers": lambda s: s.update(ids=np.arange(12)),
-        "other predictions": lambda s: s.update(predicted=1 - s["predicted"]),
-        "predictions of nothing": lambda s: s.update(predicted=np.full(12, -5)),
-        "records": lambda s: s.update(top1=np.zeros(12, [("a", "f8"), ("b", "f8")])),
-        "empty": lambda s: s.clear(),
-    }.items()
-}
-MORE |= {
-    "an encrypted scores file": content("test.npz", encrypted),
-    "a cut scores file": content("test.npz", lambda old: old[:-30]),
-    "no scores in the file": packed(lambda members: {}.items()),
-    "members that are no arrays": packed(lambda members: [*members.items(), ("../../../escaped", SECRET)]),
-    "a member elsewhere": packed(lambda members: [(f"../{name}", values) for name, values in members.items()]),
-    "members with two contents": packed(lambda members: [*members.items(), ("top1.npy", SHAPES["junk"])]),
-    "thousands of members": packed(lambda members: [*members.items(), *((f"{i}.npy", b"") for i in range(2_000))]),
-    "a plain array": ("test.npz", lambda path, private: path.write_bytes(SHAPES["junk"])),
-    "swapped scores": (".", lambda trial, private: shutil.copy(trial / "val.npz", trial / "test.npz")),
-    "a loop of two links": ("result.json", lambda path, private: (
-        path.unlink(), path.symlink_to("other"), path.with_name("other").symlink_to(path.name))),
-    "only links": (".", lambda trial, private: [link(trial / name, private) for name in FILES]),
-    "links into itself": (".", lambda trial, private: [
-        ((trial / name).rename(trial / f"{name}.kept"), (trial / name).symlink_to(f"{name}.kept")) for name in FILES]),
-    "a locked folder of pictures": (".", examples('{"images": [{"panels": [[1]]}]}')),
-    "a name of another folder in the pictures": (".", examples('{"images": {"../..": 1}}')),
-    "deep pictures": (".", examples(DEEP.decode())),
+BOMB = header("{'descr': '|b1', 'fortran_order': False, 'shape': (400000000,), }", b"\0" * (300 << 20))
+DATA = ("config.json", "result.json", "test.npz", "metrics.jsonl")
+HARMS = {  # of one trial: a file or the whole, and what is done to it
+    "files": {f"{kind} for {name}": (name, harm) for kind, harm in ALONE.items() for name in FILES}
+    | {f"{kind} for {name}": (name, harm) for kind, harm in LINKS.items() for name in DATA}
+    | {f"{kind} too late for {name}": (".", between(name, ALONE[kind])) for kind in LATE for name in DATA}
+    | {
+        "a loop of two links": ("result.json", lambda path, private: (
+            path.unlink(), path.symlink_to("other"), path.with_name("other").symlink_to(path.name))),
+        "only links": (".", lambda trial, private: [link(trial / name, private) for name in FILES]),
+        "links into itself": (".", lambda trial, private: [
+            ((trial / n).rename(trial / f"{n}.kept"), (trial / n).symlink_to(f"{n}.kept")) for n in FILES]),
+        "link for a trial": (".", moved_behind_a_link),
+        "another user's trial": (".", foreign),
+        "far below": (".", deep),
+        "only a result": (".", lambda trial, private: (trial / "config.json").unlink()),
+    },
+    "json": {
+        f"{kind} for {name}": (name, content(change))
+        for kind, change in OF_JSON.items()
+        for name in ("config.json", "result.json", "test.json")
+    },
+    "config": {name: (".", of("config.json", change)) for name, change in CONFIGS.items()}
+    | fields("config.json", CONFIG_FIELDS),
+    "result": {name: (".", of("result.json", change)) for name, change in RESULTS.items()}
+    | fields("result.json", RESULT_FIELDS)
+    | {"calibrated": (".", of("test.json", lambda e: e["protocols"]["calibration"]["metrics"].update(ece=0.0)))},
+    "curve": {name: ("metrics.jsonl", content(change)) for name, change in CURVES.items()}
+    | {
+        "better": logged(lambda row: json.dumps({**row, "top1": 0.99})),
+        "text": logged(lambda row: json.dumps({**row, "top1": "\x1b[31m"})),
+        "none": logged(lambda row: "["),
+    },
+    "scores": {name: scores(change) for name, change in SCORES.items()}
+    | {
+        "all right, and said so": scores(lambda s: s.update(top1=np.ones(12, bool)), top1=1.0),
+        "right on val": scores(lambda s: s.update(top1=np.ones(6, bool)), "val"),
+        "none": ("test.npz", lambda path, private: path.unlink()),
+        "swapped": (".", lambda trial, private: shutil.copy(trial / "val.npz", trial / "test.npz")),
+    },
+    "packed": {
+        f"{name} for {kind}": packed(lambda old, kind=kind, values=values: {**old, f"{kind}.npy": values}.items())
+        for name, values in SHAPES.items()
+        for kind in ("top1", "ids")
+    }
+    | {
+        "a bomb": packed(lambda old: {**old, "top1.npy": BOMB}.items()),
+        "encrypted": ("test.npz", content(encrypted)),
+        "cut": ("test.npz", content(lambda old: old[:-30])),
+        "nothing": packed(lambda old: {}.items()),
+        "members that are no arrays": packed(lambda old: [*old.items(), ("../../../escaped", SECRET)]),
+        "members elsewhere": packed(lambda old: [(f"../{name}", values) for name, values in old.items()]),
+        "members with two contents": packed(lambda old: [*old.items(), ("top1.npy", SHAPES["junk"])]),
+        "thousands of members": packed(lambda old: [*old.items(), *((f"{i}.npy", b"") for i in range(2_000))]),
+        "a plain array": ("test.npz", content(lambda old: SHAPES["junk"])),
+    },
+    "examples": {
+        "elsewhere": (".", examples('{"images": [], "legend": {}}', linked=True)),
+        "junk": (".", examples('{"images": [{"panels": 3}]}')),
+        "a list": (".", examples('{"images": [{"panels": [[1]]}]}')),
+        "a name of another folder": (".", examples('{"images": {"../..": 1}}')),
+        "deep": (".", examples(DEEP.decode())),
+    },
 }  # fmt: skip
-AS_LINKS = {"a dangling link": gone, "a link to memory": to("/proc/self/mem"), "a link to a device": to("/dev/zero")}
-AS_LINKS |= {"a socket": socket_file, "a device": device}
-LATE = {"link": link, "pipe": pipe, "sparse file": sparse}
-MORE |= {
-    f"{kind} for {name}": (name, harm)
-    for name in ("config.json", "result.json", "test.npz", "metrics.jsonl")
-    for kind, harm in AS_LINKS.items()
-}
-MORE |= {
-    f"a {kind} that replaces {name} at the last moment": (".", between(name, harm))
-    for name in ("config.json", "test.npz", "metrics.jsonl")
-    for kind, harm in LATE.items()
-}
-HARMS |= MORE
+PIPE = ALONE["pipe"]
 OF_STUDIES = {
     "pipe for the lock": lambda root: (
-        pipe(root / ".lock", root), (root / ".lease").write_text(json.dumps({"machine": lease.machine()}))),
+        PIPE(root / ".lock", root), (root / ".lease").write_text(json.dumps({"machine": lease.machine()}))),
     "pipe for the lease": lambda root: os.mkfifo(root / ".lease"),
-    "pipe for study.json": lambda root: pipe(root / "study.json", root),
-    "link for study.json": lambda root: link(root / "study.json", root.parent),
+    "pipe for study.json": lambda root: PIPE(root / "study.json", root),
+    "link for study.json": lambda root: link(root / "study.json", root.parent.parent),
     "another user's study": lambda root: foreign(root, root),
     "another user's study.json": lambda root: foreign(root / "study.json", root),
     "another user's trials": lambda root: foreign(root / "trials", root),
@@ -471,20 +430,9 @@ OF_STUDIES = {
         os.chown(root, OTHER, OTHER, follow_symlinks=False)),
     "file for trials": lambda root: (shutil.rmtree(root / "trials"), (root / "trials").write_text("")),
 }  # fmt: skip
-DECORATION = ("test.json", "warnings.json")
-NAMES = [
-    "-rf",
-    "a\nb",
-    "\x1b]0;owned\x07",
-    "x" * 255,
-    os.fsdecode(b"\xff\xfe"),
-    "...",
-    " ",
-    "$(touch owned)",
-    "Base",
-    "\u202etxt",
-]
-WHOLE = {
+NAMES = ["-rf", "a\nb", "\x1b]0;owned\x07", "x" * 255, os.fsdecode(b"\xff\xfe"), "...", " ", "$(touch owned)", "Base"]
+NAMES += ["\u202etxt"]
+WHOLE = {  # of a trial
     "times in the future": lambda trial: [os.utime(path, (1 << 33, 1 << 33)) for path in trial.iterdir()],
     "times before 1970": lambda trial: [os.utime(path, (-5e9, -5e9)) for path in trial.iterdir()],
     "second names": lambda trial: [os.link(trial / name, trial / f"{name}.2") for name in FILES],
@@ -492,7 +440,6 @@ WHOLE = {
     "setuid": lambda trial: [(trial / name).chmod(0o6755) for name in FILES],
     "read by its owner alone": lambda trial: [(trial / name).chmod(0o400) for name in FILES],
     "more files": lambda trial: [(trial / f"{i}.json").write_text(SECRET) for i in range(300)],
-    "hidden copies": lambda trial: [(trial / f".{name}").write_text(SECRET) for name in FILES],
     "code": lambda trial: [(trial / name).write_text(SECRET) for name in ("conftest.py", "sitecustomize.py", "x.pth")],
     "weights of junk": lambda trial: (trial / "model.safetensors").write_bytes(b"\xff" * 64),
     "weights behind a link": lambda trial: link(trial / "model.safetensors", trial.parents[4]),
@@ -501,7 +448,6 @@ WHOLE = {
         (trial / "examples").mkdir(), (trial / "examples" / "0-x.png").write_text(SECRET)),
     "pictures elsewhere": lambda trial: examples('{"images": [{"panels": {"../../x": 1, "a/b": 2, "..": 3}}]}')(
         trial, trial.parents[4] / "".join(trial.parts[-2:])),
-    "a lock of its own": lambda trial: (trial / ".lock").write_text(SECRET),
     "rests of a copy": lambda trial: shutil.copytree(trial, trial.with_name(f"{trial.name}.tmp")),
 }  # fmt: skip
 
@@ -512,12 +458,17 @@ def every_byte(folder):
 
 def hostile(neighbor, root, place, harm, trials=("base/seed0", "dpn/seed0")):
     """Copy the neighbor, and harm its trials in one way."""
-    shutil.copytree(neighbor, root / "runs" / "theirs")
+    theirs = root / "runs" / "theirs"
+    shutil.copytree(neighbor, theirs)
     for number, name in enumerate(trials):
         private = root / f"private{number}"
         private.mkdir()
-        trial = root / "runs" / "theirs" / "trials" / name
-        harm(trial if place == "." else trial / place, private)
+        harm(theirs / "trials" / name / place, private)
+    return theirs
+
+
+def nothing(trial, private):
+    pass
 
 
 @pytest.fixture
@@ -534,37 +485,57 @@ def races(monkeypatch):
     RACES.clear()
 
 
-@pytest.mark.parametrize("name", HARMS)
-def test_a_hostile_trial_is_not_reused_and_one_line_says_why(neighbor, beside, tmp_path, name, races, reads):
-    place, harm = HARMS[name]
-    if harm in (foreign, device) and not is_root:
-        pytest.skip("root alone gives files away")
-    hostile(neighbor, tmp_path, place, harm)
+def beside_each(neighbor, root, names):
+    """Copies of the neighbor with one trial, by name."""
+    for number, name in enumerate(names):
+        copy = root / "runs" / f"{number:03}"
+        shutil.copytree(neighbor, copy, ignore=shutil.ignore_patterns("dpn", "model.safetensors", "tb"))
+        yield name, copy
+
+
+def refused(said, names):
+    """The names of the studies of which is said that they are not reused."""
+    return sorted(names[int(number)] for number in re.findall(r"^Not reused: \S*/runs/(\d{3})[/:].", said, re.M))
+
+
+@pytest.mark.parametrize("group", HARMS)
+def test_hostile_trials_are_not_reused_and_one_line_for_each_says_why(
+    neighbor, beside, tmp_path, group, races, reads, monkeypatch
+):
+    monkeypatch.setattr("vitmods.study.reuse.MOST_EQUAL", 1000)
+    harms = {name: harm for name, harm in HARMS[group].items() if is_root or not re.match("another user|device", name)}
+    for name, copy in beside_each(neighbor, tmp_path, harms):
+        place, harm = harms[name]
+        private = tmp_path / f"private{copy.name}"
+        private.mkdir()
+        harm(copy / "trials/base/seed0" / place, private)
     state, said = beside(tmp_path / "runs")
-    assert sum(size for _, size in reads) < 16 << 20, "what is too large is not read"
+    sizes = Counter()
+    for study, _, size in reads:
+        sizes[study] += size
+    assert max(sizes.values()) < 16 << 20, "what is too large is not read"
     assert not [record for record in state.records.values() if record.ended]
     assert not list((tmp_path / "runs" / "mine").rglob("*.json*"))
     assert not list((tmp_path / "runs" / "mine").rglob("*.np*"))
-    if name not in ("deep", "only a result"):  # which do not look like trials
-        assert said.count("Not reused") == said.count("\n") == 1
+    assert refused(said, [*harms]) == sorted({*harms} - {"far below"}), "which does not look like a trial"
+    assert said.count("\n") == said.count("Not reused")
     assert "\x1b" not in said
 
 
-@pytest.mark.parametrize("name", OF_STUDIES)
-def test_a_hostile_study_is_left_alone(neighbor, beside, tmp_path, name):
-    if "user" in name and not is_root:
-        pytest.skip("root alone gives files away")
-    hostile(neighbor, tmp_path, ".", lambda trial, private: None)
-    OF_STUDIES[name](tmp_path / "runs" / "theirs")
+@pytest.mark.skipif(not is_root, reason="root alone gives files away")
+def test_hostile_studies_are_left_alone(neighbor, beside, tmp_path):
+    for name, copy in beside_each(neighbor, tmp_path, OF_STUDIES):
+        OF_STUDIES[name](copy)
     state, said = beside(tmp_path / "runs")
     assert not [record for record in state.records.values() if record.ended]
-    assert said.count("Not reused") == said.count("\n") == (name != "file for trials")
+    others = {"another user's study", "another user's link"}
+    assert refused(said, [*OF_STUDIES]) == sorted({*OF_STUDIES} - others - {"file for trials"})
+    assert said.count("2 studies of other users") == 1
 
 
 @pytest.mark.parametrize("name", [*NAMES, *WHOLE])
 def test_names_and_further_files_of_a_whole_neighbor_change_nothing(neighbor, beside, tmp_path, name):
-    hostile(neighbor, tmp_path, ".", lambda trial, private: None)
-    theirs = tmp_path / "runs" / "theirs"
+    theirs = hostile(neighbor, tmp_path, ".", nothing)
     if name in NAMES:
         theirs.rename(theirs.with_name(name))
     else:
@@ -620,8 +591,7 @@ def test_what_is_copied_is_a_list_of_files_with_the_usual_mode(neighbor, beside,
 
 @pytest.mark.skipif(not is_root, reason="root alone gives files away")
 def test_another_user_s_study_counts_where_it_is_named(neighbor, beside, tmp_path):
-    hostile(neighbor, tmp_path, ".", lambda trial, private: None)
-    theirs = tmp_path / "runs" / "theirs"
+    theirs = hostile(neighbor, tmp_path, ".", nothing)
     for path in (theirs, *theirs.rglob("*")):
         foreign(path, None)
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -640,12 +610,11 @@ def test_another_user_s_study_counts_where_it_is_named(neighbor, beside, tmp_pat
 
 
 def test_of_many_damaged_twins_few_are_read(neighbor, beside, tmp_path, reads):
-    hostile(neighbor, tmp_path, "metrics.jsonl", junk)
-    twins = tmp_path / "runs" / "theirs" / "trials"
+    twins = hostile(neighbor, tmp_path, "metrics.jsonl", ALONE["junk"]) / "trials"
     for number in range(3 * MOST_EQUAL):
         shutil.copytree(twins / "base" / "seed0", twins / f"arm{number}" / "seed0")
     _, said = beside(tmp_path / "runs")
-    read = [name for name, _ in reads]
+    read = [name for _, name, _ in reads]
     assert read.count("metrics.jsonl") <= MOST_EQUAL + 1, "of each of the trials that are wanted"
     assert said.count("\n") == 1
 
@@ -653,7 +622,7 @@ def test_of_many_damaged_twins_few_are_read(neighbor, beside, tmp_path, reads):
 def test_a_full_disk_while_trials_are_copied_is_a_clear_error_and_leaves_nothing(
     neighbor, beside, tmp_path, monkeypatch
 ):
-    hostile(neighbor, tmp_path, ".", lambda trial, private: None)
+    hostile(neighbor, tmp_path, ".", nothing)
     write, full = Path.write_bytes, []
 
     def refuse(path, content):

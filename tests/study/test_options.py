@@ -3,22 +3,17 @@
 import inspect
 import json
 from dataclasses import fields, replace
-from typing import get_type_hints
 
 import pytest
 
 import vitmods as vm
 from vitmods.cli import main
-from vitmods.cli.compare import Compare
-from vitmods.cli.finetune import Finetune
-from vitmods.cli.train import Train
 from vitmods.study import StudyOptions
 from vitmods.study.cells import ImageOptions
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.processes import LocalProcesses
-from vitmods.study.settings import Settings, StudySettings
+from vitmods.study.settings import StudySettings
 from vitmods.study.store import StudyFolder
-from vitmods.study.trial import TrialRunner
 from vitmods.train import RunOptions
 from vitmods.util.errors import UserError
 
@@ -42,36 +37,22 @@ def test_a_worker_gets_every_field(tmp_path):
     assert all(getattr(received, name) != getattr(RunOptions(), name) for name in changed)
 
 
-def test_nothing_else_lists_the_options():
-    """So that a new option is one field, and the place that reads it."""
-    for method in (vm.Study.run, vm.Study.dry_run, vm.Study.pilot, vm.Study.retrain):
-        assert not names(StudyOptions) & set(inspect.signature(method).parameters)
-    assert list(inspect.signature(TrialRunner).parameters) == ["folder", "measure", "options", "processes"]
-    for command, kind in ((Compare, StudyOptions), (Train, RunOptions), (Finetune, RunOptions)):
-        assert get_type_hints(command)["options"] is kind
-        assert not names(command) & names(StudyOptions)
-
-
-def test_nothing_else_lists_the_settings_of_a_study():
-    """So that a new setting is one field, which the shell offers, `vm.Study` accepts and `Settings` keeps."""
-    settings, parameters = names(StudySettings), set(inspect.signature(vm.Study).parameters)
-    assert not (settings | names(ImageOptions)) & parameters
-    assert get_type_hints(Compare)["settings"] is StudySettings
-    assert issubclass(get_type_hints(Compare)["dataset"], ImageOptions)
-    assert not names(Compare) & (settings | names(ImageOptions))
-    assert settings <= names(Settings)
-    for field in fields(StudySettings):
-        assert vm.Study("mu1/2", ["rms"], seeds=1, **{field.name: field.default}).settings
-    with pytest.raises(TypeError, match=r"'metrik' is not an option of a study or its images\. Did you mean 'metric'"):
-        vm.Study("mu1/2", ["rms"], seeds=1, metrik="ece")
-
-
-def test_the_shell_offers_every_option(capsys):
+def test_the_shell_and_python_offer_every_option(capsys, tmp_path):
     assert main(["compare", "--help-all"]) == 0
     text = capsys.readouterr().out
     kinds = (StudyOptions, ClusterOptions, StudySettings, ImageOptions)
     offered = set().union(*map(names, kinds)) - {"cluster"}
     assert {name for name in offered if f"--{name.replace('_', '-')} " not in text} == HIDDEN
+    for method in (vm.Study, vm.Study.run, vm.Study.dry_run, vm.Study.pilot, vm.Study.retrain):
+        assert not offered & set(inspect.signature(method).parameters), "a new option is one field"
+    study = vm.Study("mu1/2", ["rms"], seeds=1, **{field.name: field.default for field in fields(StudySettings)})
+    with pytest.raises(TypeError, match=r"'metrik' is not an option of a study or its images\. Did you mean 'metric'"):
+        vm.Study("mu1/2", ["rms"], seeds=1, metrik="ece")
+    with pytest.raises(TypeError, match=r"'worker' is not an option of a run\. Did you mean 'workers'"):
+        study.run(tmp_path, worker=2)
+    with pytest.raises(UserError, match="workers must be at least 1"):
+        study.dry_run(options=StudyOptions(device="cpu"), workers=0)
+    assert replace(StudyOptions(log="wandb"), workers=2).log == ("wandb",)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +74,3 @@ def test_the_shell_offers_every_option(capsys):
 def test_values_that_cannot_be_used(options, message):
     with pytest.raises(UserError, match=message):
         StudyOptions(**options)
-
-
-def test_study_run_takes_options_and_single_fields(tmp_path):
-    study = vm.Study("mu1/2", ["rms"], seeds=1)
-    with pytest.raises(TypeError, match=r"'worker' is not an option of a run\. Did you mean 'workers'"):
-        study.run(tmp_path, worker=2)
-    with pytest.raises(UserError, match="workers must be at least 1"):
-        study.dry_run(options=StudyOptions(device="cpu"), workers=0)
-    assert replace(StudyOptions(log="wandb"), workers=2).log == ("wandb",)

@@ -129,6 +129,7 @@ def test_an_image_that_cannot_be_read(trial, images, tmp_path):
         ("bad.onnx", "images", r"bad\.onnx cannot be read"),
         ("bad.pt2", "images", r"bad\.pt2 is a program: .*--trust"),
         ("four.safetensors", "images", r"four\.safetensors takes 4 channels"),
+        ("backbone.safetensors", "images", r"has no head: it gives features, not classes\. Train one with"),
         ("two", "images", r"two holds several trained models: give one, .*seed0 or .*seed1"),
     ],
 )
@@ -140,12 +141,7 @@ def test_bad_requests_name_what_is_wrong(checkpoint, given, words, trial, images
     for name in ("bad.onnx", "bad.pt2"):
         (tmp_path / name).write_text("x")
     vm.export(vm.vit("mu1/4", img_size=8, in_chans=4, num_classes=2).eval(), tmp_path / "four.safetensors")
+    vm.adapters.save(vm.vit("mu/8", img_size=16, num_classes=0), tmp_path / "backbone.safetensors")
     paths = {"trial": trial, "images": images, "empty": tmp_path / "empty"}
     with pytest.raises(UserError, match=words):
         vm.predict(paths.get(checkpoint, tmp_path / checkpoint), paths.get(given, given), device="cpu")
-
-
-def test_a_backbone_without_a_head_names_no_classes(images, tmp_path):
-    vm.adapters.save(vm.vit("mu/8", img_size=16, num_classes=0), tmp_path / "backbone.safetensors")
-    with pytest.raises(UserError, match=r"has no head: it gives features, not classes\. Train one with"):
-        vm.predict(tmp_path / "backbone.safetensors", images)

@@ -6,8 +6,10 @@ import shutil
 import signal
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitmods as vm
 from vitmods.cli import main
@@ -20,18 +22,22 @@ from vitmods.study.evaluate import evaluate
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.processes import LocalProcesses
 from vitmods.study.retrain import best_arm, retrain_command
+from vitmods.study.store import StudyFolder
 from vitmods.study.trial import load_images
 from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
 RECIPE = plain(epochs=2).with_(batch_size=64)
 HERE = {"device": "cpu", "progress": False}
 
 
-def make(base="mu/4", seeds=1, **options):
-    return Study(base, ["dpn"], "digits", seeds=seeds, **{"recipe": RECIPE, "limit_train": 128, **options})
+def make(base="mu2/4", seeds=1, **options):
+    options = {"arms": ["dpn"], "data": "digits", "recipe": RECIPE, "limit_train": 128, **options}
+    return Study(base, seeds=seeds, **options)
 
 
 def run(study, out):
@@ -57,23 +63,23 @@ def retrained(ended, tmp_path_factory):
     return out, make().retrain(out, **HERE)
 
 
-def test_it_is_trained_on_all_images_and_has_no_number(copied):
-    before = {path: path.read_bytes() for path in copied.glob("trials/**/*.*") if path.is_file()}
-    retraining = make().retrain(copied, "dpn", **HERE)
-    counts = json.loads((copied / "study.json").read_text())["data"]["splits"]
+def test_it_is_trained_on_all_images_and_has_no_number(ended, retrained):
+    out, retraining = retrained
+    counts = json.loads((out / "study.json").read_text())["data"]["splits"]
     config = json.loads((retraining.folder / "config.json").read_text())
     total = sum(split["count"] for split in counts.values())
-    assert retraining.folder == copied / "retrained" / "dpn"
+    assert retraining.folder == out / "retrained" / "base"
     assert {name: split["count"] for name, split in config["data"]["splits"].items()} == {"train": total}
     assert retraining.result["steps"] == 2 * (total // 64)
     assert retraining.result["metrics"] == {}
     assert retraining.result["split"] is None
     assert [path.name for path in retraining.folder.glob("*.npz")] == ["images.npz"]
-    answer = Answer.load(copied)
-    mean = next(iter(answer.arms[0].scores.values()))
+    answer = Answer.load(out)
+    mean = next(iter(answer.base.scores.values()))
     assert answer.metric.shown(mean) in str(retraining)
     assert "cannot be measured" in str(retraining)
-    assert before == {path: path.read_bytes() for path in before}
+    for path in ended.glob("trials/**/*.*"):
+        assert path.is_dir() or path.read_bytes() == (out / path.relative_to(ended)).read_bytes()
 
 
 def test_what_now_names_the_command_and_then_the_checkpoint(ended, retrained):
@@ -86,22 +92,7 @@ def test_what_now_names_the_command_and_then_the_checkpoint(ended, retrained):
     assert not any(".retrain(" in command for command in commands)
 
 
-def test_an_unfinished_study_is_refused(copied):
-    shutil.rmtree(copied / "trials" / "dpn")
-    with pytest.raises(UserError, match="not finished"):
-        make().retrain(copied, **HERE)
-    assert not (copied / "retrained").exists()
-
-
-@pytest.mark.parametrize("kind", [{"design": "factorial", "seeds": 2}, {"sweep": {"lr": (1e-4, 1e-3)}}])
-def test_what_has_no_one_arm_to_take_is_refused(kind, copied, monkeypatch):
-    study = Study("mu/4", ["dpn", "rms", "layerscale"], "digits", RECIPE, **kind)
-    monkeypatch.setattr("vitmods.study.store.StudyFolder.check_same_study", lambda *_: None)
-    with pytest.raises(UserError, match=r"run an ordinary study|name a run \(--retrain dpn\+rms\)"):
-        study.retrain(copied, **HERE)
-
-
-def test_another_study_or_arm_is_refused(copied, tmp_path):
+def test_what_cannot_be_retrained_is_refused(copied, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"epochs.*2 -> 3"):
         make(recipe=RECIPE.with_(epochs=3)).retrain(copied, **HERE)
     with pytest.raises(UserError, match=r"not have an arm 'dpm'\. Did you mean 'dpn'"):
@@ -110,6 +101,15 @@ def test_another_study_or_arm_is_refused(copied, tmp_path):
         make().retrain(copied, **HERE, devices_per_trial=3, cluster=ClusterOptions("slurm", "local"))
     with pytest.raises(UserError, match=r"nothing is not a study yet: .*without --retrain"):
         make().retrain(tmp_path / "nothing", **HERE)
+    shutil.rmtree(copied / "trials" / "dpn")
+    with pytest.raises(UserError, match="not finished"):
+        make().retrain(copied, **HERE)
+    monkeypatch.setattr("vitmods.study.store.StudyFolder.check_same_study", lambda *_: None)
+    for kind in ({"design": "factorial", "seeds": 2}, {"sweep": {"lr": (1e-4, 1e-3)}}):
+        study = Study("mu/4", ["dpn", "rms", "layerscale"], "digits", RECIPE, **kind)
+        with pytest.raises(UserError, match=r"run an ordinary study|name a run \(--retrain dpn\+rms\)"):
+            study.retrain(copied, **HERE)
+    assert not (copied / "retrained").exists()
 
 
 def test_it_continues_where_it_was_stopped(copied, retrained, monkeypatch):
@@ -165,79 +165,62 @@ def test_a_process_that_fails_is_named(copied, monkeypatch):
     assert not list(copied.glob("retrained/**/images.npz"))
 
 
-def test_it_predicts_and_is_not_evaluated_on_its_own_images(retrained):
-    folder = retrained[1].folder
+def test_it_is_evaluated_on_other_images_and_not_on_its_own(retrained, monkeypatch):
+    folder, read = retrained[1].folder, []
     for data in (None, "digits"):
         with pytest.raises(UserError, match="trained on all images of digits"):
             evaluate(folder, data=data, device="cpu")
     assert Checkpoint.open(str(folder)).settings["train_on_all"] is True
-
-
-def test_it_is_evaluated_on_other_images(retrained, monkeypatch):
-    read = []
 
     def load_digits(settings, *options):
         read.append(settings)
         return load_images({**settings, "data": "digits"}, *options)
 
     monkeypatch.setattr("vitmods.study.evaluate.load_images", load_digits)
-    assert evaluate(retrained[1].folder, data="elsewhere", device="cpu")[0]["split"] == "test"
+    assert evaluate(folder, data="elsewhere", device="cpu")[0]["split"] == "test"
     assert "train_on_all" not in read[0]
 
 
-def test_tuned_studies_take_the_chosen_point(tmp_path):
-    study = make(tune={"lr": (1e-5, 3e-3)})
-    chosen = run(study, tmp_path).chosen["base"]
-    folder = study.retrain(tmp_path, "base", **HERE).folder
-    assert json.loads((folder / "config.json").read_text())["recipe"]["optimizer"]["lr"] == chosen["lr"]
-
-
-def test_trained_weights_and_foreign_bases(ended, tmp_path):
-    begun = Study(
-        start=ended / "trials/base/seed0", arms=["rms"], data="digits", seeds=1, recipe=RECIPE, limit_train=128
-    )
-    run(begun, tmp_path / "begun")
-    config = json.loads((begun.retrain(tmp_path / "begun", **HERE).folder / "config.json").read_text())
-    assert config["start"]["source"] == str(ended / "trials/base/seed0")
-    foreign = Study(
-        "timm:test_vit", ["replace(rms)"], "digits", RECIPE, 1, limit_train=64, img_size=32, in_chans=3, limit_val=20
-    )
-    run(foreign, tmp_path / "foreign")
-    retraining = foreign.retrain(tmp_path / "foreign", "replace(rms)", **HERE)
-    assert retraining.finished
-    assert Checkpoint.open(str(retraining.folder)).classes == tuple(map(str, range(10)))
-
-
-def test_several_labels(tmp_path, labeled):
-    recipe = plain(epochs=1).with_(batch_size=8, loss="sigmoid")
-    study = Study("mu/4", ["dpn"], labeled, recipe, 1, task="multilabel", img_size=8, in_chans=1)
-    run(study, tmp_path / "out")
-    retraining = study.retrain(tmp_path / "out", **HERE)
-    config = json.loads((retraining.folder / "config.json").read_text())
-    assert config["data"]["splits"]["train"]["count"] == 40
-    assert retraining.finished
-
-
-@pytest.fixture
-def labeled(tmp_path):
-    import numpy as np
-    from PIL import Image
-
-    rng, rows = np.random.default_rng(0), ["file,labels"]
+@pytest.fixture(scope="module")
+def labeled(tmp_path_factory):
+    root, rng, rows = tmp_path_factory.mktemp("labels"), np.random.default_rng(0), ["file,labels"]
     for i in range(40):
-        Image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(tmp_path / f"{i}.png")
+        Image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(root / f"{i}.png")
         rows.append(f"{i}.png,{';'.join(name for bit, name in enumerate('abc') if i >> bit & 1)}")
-    (tmp_path / "labels.csv").write_text("\n".join(rows))
-    return tmp_path / "labels.csv"
+    (root / "labels.csv").write_text("\n".join(rows))
+    return root / "labels.csv"
+
+
+ONE = RECIPE.with_(epochs=1)
+LABELS = {"task": "multilabel", "img_size": 8, "in_chans": 1, "limit_train": None}
+FOREIGN = {"base": "timm:test_vit", "arms": ["replace(rms)"], "img_size": 32, "in_chans": 3, "limit_val": 20}
+KINDS = {  # a study, and the arm that is retrained
+    "tuned": ({"tune": {"lr": (1e-5, 3e-3)}}, "base"),
+    "of trained weights": ({"base": None, "start": "ended"}, "dpn"),
+    "of another library": (FOREIGN, "replace(rms)"),
+    "of several labels": ({"data": "labeled", "recipe": ONE.with_(batch_size=8, loss="sigmoid"), **LABELS}, "dpn"),
+    "of folds": ({"seeds": 2, "folds": 2}, "base"),
+}
 
 
 @pytest.mark.filterwarnings("error:The images are no longer")
-def test_folds_are_joined_too(tmp_path):
-    study = make(seeds=2, folds=2)
-    run(study, tmp_path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_study_can_be_retrained(kind, ended, labeled, tmp_path):
+    options, arm = KINDS[kind]
+    places = {"start": ended / "trials/base/seed0", "data": labeled}
+    study = make(**{"recipe": ONE, **options, **{name: places[name] for name in places if name in options}})
+    answer = run(study, tmp_path)
+    retraining = study.retrain(tmp_path, arm, **HERE)
+    assert retraining.finished
     counts = json.loads((tmp_path / "study.json").read_text())["data"]["splits"]
-    config = json.loads((study.retrain(tmp_path, **HERE).folder / "config.json").read_text())
+    config = json.loads((retraining.folder / "config.json").read_text())
     assert config["data"]["splits"]["train"]["count"] == sum(split["count"] for split in counts.values())
+    if kind == "tuned":
+        assert config["recipe"]["optimizer"]["lr"] == answer.chosen["base"]["lr"]
+    if kind == "of trained weights":
+        assert config["start"]["source"] == str(ended / "trials/base/seed0")
+    if kind == "of another library":
+        assert Checkpoint.open(str(retraining.folder)).classes == tuple(map(str, range(10)))
 
 
 def test_the_joined_split_has_every_image_once():
@@ -250,18 +233,13 @@ def test_the_joined_split_has_every_image_once():
     assert not [text for text in joined.summary()["warnings"] if "split" in text]
 
 
-def test_changed_images_are_warned_of(copied, monkeypatch):
-    monkeypatch.setattr("vitmods.study.store.StudyImages.same_contents", lambda *_: False)
-    with pytest.warns(UserWarning, match="no longer those of the study"):
-        make().retrain(copied, **HERE)
-
-
-def test_the_same_images_are_recognized_in_any_split(copied):
-    from vitmods.study.store import StudyFolder
-
+def test_changed_images_are_warned_of_and_the_same_are_recognized_in_any_split(copied, monkeypatch):
     for changed, known in (({"train_on_all": True}, True), ({"limit_train": 100}, False)):
         images = load_images({**make().settings.fixed, **changed}, RECIPE)
         assert StudyFolder(copied).images.same_contents(images.splits) is known
+    monkeypatch.setattr("vitmods.study.store.StudyImages.same_contents", lambda *_: False)
+    with pytest.warns(UserWarning, match="no longer those of the study"):
+        make().retrain(copied, **HERE)
 
 
 def test_the_cheapest_of_the_best_is_taken():
@@ -282,17 +260,12 @@ def test_the_cheapest_of_the_best_is_taken():
     assert best("saves", among=arms[-1:]) == "base"
 
 
-def test_commands():
-    command = "vitmods compare --arms dpn 'x=dpn+rms' --budget 2h --retrain=best"
-    assert retrain_command(command, "x") == "vitmods compare --arms dpn x=dpn+rms --retrain x"
+def test_the_shell(copied, capsys):
+    line = "vitmods compare --arms dpn 'x=dpn+rms' --budget 2h --retrain=best"
+    assert retrain_command(line, "x") == "vitmods compare --arms dpn x=dpn+rms --retrain x"
     assert retrain_command("vm.Study('mu/4').run('a')", "x") == "vm.Study('mu/4').retrain('a', arm='x')"
-
-
-def test_the_shell(copied, capsys, tmp_path):
-    command = [
-        "compare", "--base", "mu/4", "--arms", "dpn", "--seeds", "1", "--recipe", "plain", "--epochs", "2", "--quiet",
-        "--batch-size", "64", "--limit-train", "128", "--device", "cpu", "--out", str(copied), "--retrain", "best",
-    ]  # fmt: skip
+    words = "compare --base mu2/4 --arms dpn --seeds 1 --recipe plain --epochs 2 --quiet --batch-size 64 --device cpu"
+    command = [*words.split(), "--limit-train", "128", "--out", str(copied), "--retrain", "best"]
     assert main(command) == 0
     assert "base is trained on all images" in capsys.readouterr().out
     assert "retrained/base" in (copied / "report.html").read_text()

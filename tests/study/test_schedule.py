@@ -1,6 +1,7 @@
-"""Which trials a study runs, in which order, and when arms stop; the trainings are played."""
+"""Which trials a study runs, in which order, when arms stop, and how many share a GPU; the trainings are played."""
 
 import dataclasses
+import itertools
 import json
 import math
 import time
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 from vitmods.recipes import Recipe
-from vitmods.study.arms import make_arms
+from vitmods.study.arms import Arm, make_arms
 from vitmods.study.budget import Budget, make_budget
-from vitmods.study.cells import Trial
+from vitmods.study.cells import Cell, Trial
 from vitmods.study.designs.factorial import FactorialDesign
-from vitmods.study.executors import Inline
+from vitmods.study.executors import Inline, sharing
+from vitmods.study.executors.sharing import Sharing
 from vitmods.study.progress import Progress
 from vitmods.study.questions import looks
 from vitmods.study.schedule import TrialSchedule
@@ -96,14 +98,10 @@ def test_arms_that_are_decided_stop_and_base_goes_on(tmp_path):
     assert str(played.last().decision["dpn"].verdict) == "helps"
     assert played.last().decision["dpn"].n == 4
     seeds = max(seed for _, seed in played.order) + 1
-    assert played.last().seeds == seeds
-    assert seeds > 4
-
-
-def test_a_study_ends_where_the_last_arm_stops(tmp_path):
-    played = Played(tmp_path, {"base": 0.5, "dpn": 0.9})
-    assert not played.run().left
-    assert max(seed for _, seed in played.order) == 3
+    assert played.last().seeds == seeds > 4
+    last = Played(tmp_path / "last", {"base": 0.5, "dpn": 0.9})
+    assert not last.run().left
+    assert max(seed for _, seed in last.order) == 3, "it ends where the last arm stops"
 
 
 def test_looks_do_not_depend_on_where_a_run_was_killed(tmp_path):
@@ -135,7 +133,7 @@ def test_seeds_of_a_later_look_wait_for_no_one_but_count_in_no_earlier_one(tmp_p
     assert looks(schedule.state)[0].decision["dpn"].n == 4
 
 
-def test_an_arm_that_cannot_be_trained_holds_up_no_other(tmp_path):
+def test_an_arm_that_cannot_be_trained_holds_up_no_other_and_no_seed_is_spent_on_it(tmp_path):
     played = Played(tmp_path, {"base": 0.5, "dpn": 0.9, "rms": 0.5})
     played.broken = {("rms", seed) for seed in range(16)}
     played.run()
@@ -145,14 +143,11 @@ def test_an_arm_that_cannot_be_trained_holds_up_no_other(tmp_path):
     played.run()
     assert ("rms", 0) in played.order, "the next run tries again"
     assert "rms" in looks(played.state())[0].decision.effects
-
-
-def test_no_seed_is_spent_on_an_arm_that_no_look_counts(tmp_path):
-    played = Played(tmp_path, {"base": 0.5, "dpn": 0.52, "rms": 0.5})
-    played.broken = {("rms", 1)}
-    played.run()
-    assert [seed for arm, seed in played.order if arm == "rms"] == [0, 1]
-    assert max(seed for arm, seed in played.order if arm == "dpn") > 4
+    fails_once = Played(tmp_path / "once", {"base": 0.5, "dpn": 0.52, "rms": 0.5})
+    fails_once.broken = {("rms", 1)}
+    fails_once.run()
+    assert [seed for arm, seed in fails_once.order if arm == "rms"] == [0, 1]
+    assert max(seed for arm, seed in fails_once.order if arm == "dpn") > 4
 
 
 def test_a_diverged_arm_is_an_outcome(tmp_path):
@@ -210,17 +205,14 @@ def test_the_last_seed_ends_near_the_end_of_the_budget(monkeypatch, tmp_path, se
     assert len(played.order) == trials
 
 
-@pytest.mark.parametrize("budget", ["2 weeks", "-3", "0", "h", "1.2.3h", 0])
-def test_what_is_no_budget_is_refused(budget):
-    with pytest.raises(UserError, match="A budget is"):
-        make_budget(budget)
-
-
-def test_a_budget_of_the_shell_needs_a_unit():
+def test_a_budget_has_a_unit():
+    for budget in ("2 weeks", "-3", "0", "h", "1.2.3h", 0):
+        with pytest.raises(UserError, match="A budget is"):
+            make_budget(budget)
     with pytest.raises(
         UserError, match=r"The budget 10 does not have a unit: write 10m for minutes, 10h or 10trials\."
     ):
-        make_budget("10")
+        make_budget("10")  # of the shell
     assert make_budget(10) == make_budget("10trials") == Budget(trials=10)
     assert make_budget("1.5h") == Budget(seconds=5400)
 
@@ -297,3 +289,66 @@ def test_an_arm_that_stopped_early_does_not_hold_up_comparisons_with_another_arm
     }  # fmt: skip
     assert decision["dtn"].n < 4 <= decision["rms"].n
     assert math.isnan(decision_against(play.state(), "dpn", ())["rms"].low)  # it may still be trained
+
+
+CELLS = [Cell(Arm(name), {}, Recipe()) for name in ("base", "slow")]
+
+
+class Machine:
+    """GPUs on which the second cell takes twice as long, and each look finds a row more; each 20 rows end a trial."""
+
+    def __init__(self, gpus, most, speeds):
+        self.speeds, self.told, self.running, self.steps = speeds, [], [], {}
+        self.queue = (Trial(CELLS[number % 3 // 2], number) for number in itertools.count())
+        self.sharing = Sharing(gpus, most, self.row, lambda limit, line: self.told.append((limit, line)))
+        self.gpus = gpus
+
+    def row(self, trial):
+        step = self.steps[trial]
+        if not step:
+            return {}
+        if step % 7 == 0:
+            return {"step": step, "split": "val"}
+        speed = self.speeds[-(-len(self.running) // self.gpus)] / (1 + CELLS.index(trial.cell))
+        return {"step": step, "images_per_s": speed if step > 1 else 1.0}
+
+    def run(self, looks=200):
+        for _ in range(looks):
+            self.running = [trial for trial in self.running if self.steps[trial] < 20]
+            while len(self.running) < self.sharing.limit:
+                self.running.append(next(self.queue))
+                self.steps[self.running[-1]] = 0
+            self.sharing.look(self.running)
+            for trial in self.running:
+                self.steps[trial] += 1
+        return self.sharing.on_each
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize(
+    ("most", "speeds", "on_each", "gains"),
+    [
+        (4, {1: 100, 2: 90, 4: 80}, 4, ["1.8", "1.8"]),
+        (4, {1: 100, 2: 60, 4: 28}, 2, ["1.2", "0.93"]),
+        (4, {1: 100, 2: 52}, 1, ["1"]),
+        (3, {1: 100, 2: 95, 3: 90}, 3, ["1.9", "1.4"]),
+        (2, {1: 100, 2: 80}, 2, ["1.6"]),
+        (1, {1: 100}, 1, []),
+    ],
+)
+def test_as_many_trials_share_a_gpu_as_are_worth_it(monkeypatch, tmp_path, gpus, most, speeds, on_each, gains):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    machine = Machine(gpus, most, speeds)
+    assert machine.run() == on_each
+    lines = [line for _, line in machine.told if line]
+    assert [line.split(" are ")[1].split()[0] for line in lines] == gains
+    assert all("MPS, which lets them compute at the same time, does not run" in line for line in lines)
+    assert not most > 1 or machine.told[-1][0] == on_each * gpus
+    (tmp_path / "control").touch()
+    assert sharing.mps_runs()
+
+
+def test_nothing_is_concluded_before_all_are_at_work_nor_from_rows_that_began_before():
+    machine = Machine(1, 4, {1: 100, 2: 90, 4: 80})
+    assert machine.run(looks=3) == 1, "no row, the first, and one that may have begun before the others were at work"
+    assert machine.run(looks=1) == 2

@@ -1,14 +1,13 @@
-"""Arms, seeds, sweeps and grids: what users write of them, which trials follow, and which point is chosen."""
+"""Arms, seeds, sweeps, grids and stages: what users write of them, which trials follow, and which point is chosen."""
 
 import json
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
 from vitmods.changes import DualPatchNorm, DynamicTokenNorm, Norm
-from vitmods.recipes import Recipe
+from vitmods.recipes import Recipe, finetune
 from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.cells import MOST_SEEDS
 from vitmods.study.grid import Grid, Point, choose, make_grid
@@ -17,49 +16,47 @@ from vitmods.study.state import at_the_edge
 from vitmods.study.study import Study
 from vitmods.util.errors import UserError
 
-FIXED = {
-    "task": "classification",
-    "data": "digits",
-    "base": "mu/2",
-    "recipe": Recipe().with_(epochs=3, lr=0.1, crop_scale=(0.1, 1.0)).to_dict(),
+RECIPE = Recipe().with_(epochs=3, lr=0.1, crop_scale=(0.1, 1.0)).to_dict()
+FIXED = {"task": "classification", "data": "digits", "base": "mu/2", "recipe": RECIPE}
+DPN = DualPatchNorm()
+SLOW = Arm("slow", (DPN,), {"lr": 0.01})
+BASES = {"base": ("mu/4", "Ti/4")}
+TWO = {"lr": (1e-4, 3e-4)}
+A, B, C = (Point((("lr", lr),)) for lr in (1e-4, 3e-4, 1e-3))
+
+
+def settings(arms=("dpn",), seeds=2, **options):
+    fixed = {name: options.pop(name) for name in [*options] if name in (*FIXED, "limit_train", "start")}
+    return Settings({**FIXED, **fixed}, make_arms(arms), make_seeds(seeds), **options)
+
+
+LINE_UP = ["batch", "instance", "group", "switchable", "scale", "power", "dtn", "rms", "late"]
+ARMS = {  # what a user gives, and the names and changes of the arms
+    "a text": (["dpn+rms"], {"dpn+rms": "dpn+rms"}),
+    "options": (["dpn(before=false)"], {"dpn(before=false)": "dpn(before=false)"}),
+    "a name": (["my arm = dpn(before=false)"], {"my arm": "dpn(before=false)"}),
+    "one text": ("dpn", {"dpn": "dpn"}),
+    "a mapping": ({"base": [], "one": [DPN], "two": "dpn+rms"}, {"one": "dpn", "two": "dpn+rms"}),
+    "the name of a line-up": ({"norms": "dpn"}, {"norms": "dpn"}),
+    "its name as text": (["norms=dpn"], {"norms": "dpn"}),
 }
 
 
-LR = Grid((("lr", (0.1, 0.2)),))
-
-
-def settings(arms=("dpn",), seeds=2, data="digits", recipe=FIXED["recipe"], **options):
-    return Settings({**FIXED, "data": data, "recipe": recipe}, make_arms(arms), make_seeds(seeds), **options)
-
-
-def test_an_arm_is_named_by_itself_or_by_the_user():
-    assert arm_from_text("dpn+rms") == Arm("dpn+rms", (DualPatchNorm(), Norm("rms")))
-    assert arm_from_text("dpn(before=false)").name == "dpn(before=false)"
-    named = arm_from_text("my arm = dpn(before=false)")
-    assert (named.name, named.short) == ("my arm", "dpn(before=false)")
-
-
-def test_arms_come_as_a_mapping_too_and_base_is_left_out():
-    assert make_arms("dpn") == make_arms({"dpn": DualPatchNorm()}) == (Arm("dpn", (DualPatchNorm(),)),)
-    arms = make_arms({"base": [], "one": [DualPatchNorm()], "two": "dpn+rms"})
-    assert [(arm.name, arm.short) for arm in arms] == [("one", "dpn"), ("two", "dpn+rms")]
+@pytest.mark.parametrize(("given", "expected"), ARMS.values(), ids=ARMS)
+def test_arms_are_named_by_themselves_or_by_the_user(given, expected):
+    assert {arm.name: arm.short for arm in make_arms(given)} == expected
 
 
 def test_a_line_up_becomes_its_arms():
-    names = ["batch", "instance", "group", "switchable", "scale", "power", "dtn", "rms", "late"]
+    assert arm_from_text("dpn+rms") == Arm("dpn+rms", (DPN, Norm("rms")))
     arms = make_arms("norms")
-    assert [arm.name for arm in arms] == names
+    assert [arm.name for arm in arms] == LINE_UP
     assert arms == make_arms(["norms"]) == make_arms([" norms "]) == make_arms("paper:dtn-table3")
     assert arms[-2].changes == (Norm("rms", exact=False),)  # the exact one begins as the base's own function
-    others = set(names) - {"dtn", "late"}
+    others = set(LINE_UP) - {"dtn", "late"}
     assert {arm.name: arm.changes[0].kind for arm in arms if arm.name in others} == {n: n for n in others}
     assert [arms[i].changes for i in (-3, -1)] == [(DynamicTokenNorm(),), (DynamicTokenNorm(trade_off=1.0),)]
-    assert [arm.name for arm in make_arms(["dpn", "norms", "post=postnorm"])] == ["dpn", *names, "post"]
-
-
-def test_a_line_up_is_named_by_its_author_alone():
-    """Arms of the user's keep their names, also where such a name is a line-up's."""
-    assert make_arms({"norms": "dpn"}) == make_arms(["norms=dpn"]) == (Arm("norms", (DualPatchNorm(),)),)
+    assert [arm.name for arm in make_arms(["dpn", "norms", "post=postnorm"])] == ["dpn", *LINE_UP, "post"]
 
 
 @pytest.mark.parametrize(
@@ -74,11 +71,9 @@ def test_a_line_up_is_named_by_its_author_alone():
         (["norms+dpn"], "several arms of a study"),
         ({"x": "norms"}, "several arms of a study"),
         ([], "needs an arm"),
-        (["dpn", "dpn"], "Two arms are named dpn"),
         (["dpn", "x=dpn"], "the same changes"),
         (["base=dpn"], "base is the model without changes"),
         ({"x": []}, "changes nothing"),
-        (["dpm"], "dpn"),
         ("dpm", "dpn"),
         ({"x": 3}, "Arm x: 3 is not a change"),
         ({"x": DualPatchNorm}, "is not a change"),
@@ -97,94 +92,103 @@ def test_seeds_are_a_number_or_a_list():
             make_seeds(bad)
 
 
-def test_points_are_tried_on_seeds_of_their_own_and_every_setting():
-    study = settings(["dpn"], tune=LR, sweep={"base": ("mu/4", "Ti/4")})
+def test_every_arm_is_tuned_alike_on_seeds_of_its_own_and_base_comes_first():
+    study = settings(["dpn"], tune=TWO, sweep=BASES)
     trials = [(str(t.setting), t.arm.name, str(t.point), t.seed) for t in study.tuning_trials()]
     assert trials[:5] == [
-        ("base=mu/4", "base", "lr=0.1", MOST_SEEDS),
-        ("base=mu/4", "base", "lr=0.2", MOST_SEEDS),
-        ("base=mu/4", "dpn", "lr=0.1", MOST_SEEDS),
-        ("base=mu/4", "dpn", "lr=0.2", MOST_SEEDS),
-        ("base=Ti/4", "base", "lr=0.1", MOST_SEEDS),
+        ("base=mu/4", "base", "lr=0.0001", MOST_SEEDS),
+        ("base=mu/4", "base", "lr=0.0003", MOST_SEEDS),
+        ("base=mu/4", "dpn", "lr=0.0001", MOST_SEEDS),
+        ("base=mu/4", "dpn", "lr=0.0003", MOST_SEEDS),
+        ("base=Ti/4", "base", "lr=0.0001", MOST_SEEDS),
     ]
     assert study.planned == len(trials) + 2 * 3 * 2, "base at the arm's point too, at most"
     assert replace(study, tuning_seeds=2).planned == 2 * len(trials) + 2 * 3 * 2
+    study = settings(["dpn", "rms"], tune={"lr": (1e-4, 3e-4, 1e-3)}, tuning_seeds=2)
+    trials = study.tuning_trials()
+    assert len(set(trials)) == 3 * 2 * 3
+    assert Counter(trial.arm.name for trial in trials) == {"base": 6, "dpn": 6, "rms": 6}
+    assert {trial.arm.name for trial in trials[:3]} == {"base"}
+    assert all(study.trial(trial.to_dict()) == trial for trial in trials), "they are named for a worker"
+    assert study.cell("dpn", point=C).recipe.optimizer.lr == 1e-3
 
 
-def test_a_cell_has_the_values_of_its_setting():
-    study = settings(sweep={"base": ("mu/4", "Ti/4"), "lr": (0.1, 0.3)})
+def test_a_cell_has_the_values_of_its_setting_and_of_its_arm():
+    study = settings([SLOW], sweep=BASES | {"weight_decay": (0.1, 0.3)})
     last = study.cells[-1]
-    assert (last.fixed["base"], last.recipe.optimizer.lr, str(last.setting)) == ("Ti/4", 0.3, "base=Ti/4,lr=0.3")
-    assert study.fixed["base"] != "Ti/4"
-
-
-def test_settings_survive_json():
-    study = settings({"x": Arm("x", (DualPatchNorm(before=False),), {"lr": 0.2}).changes})
-    assert Settings.from_dict(study.to_dict()) == study
-    grown = replace(study, tune=LR, tuning_seeds=3, margin=2.0, sweep={"limit_train": (0.5, 1.0)})
-    again = Settings.from_dict(json.loads(json.dumps(grown.to_dict())))
-    assert again == replace(grown, fixed=again.fixed)
-
-
-def test_an_arm_may_override_the_recipe():
-    arm = Arm("slow", (DualPatchNorm(),), {"lr": 0.01})
-    study = Settings(FIXED, make_arms([arm]), (0,))
-    assert study.cell("slow").recipe.optimizer.lr == 0.01
-    assert study.cell("base").recipe.optimizer.lr == 0.1
-
-
-def test_adding_arms_seeds_or_another_margin_is_the_same_study():
-    grown = replace(settings(["rms", "dpn"], seeds=3, until_decided=True, margin=1.0), family=4)
-    assert Settings.from_dict(grown.to_dict()).family == 4
-    assert differences(settings().to_dict(), grown.to_dict()) == []
-
-
-def test_a_study_whose_recipe_lacks_a_field_that_was_added_later_is_the_same_study():
-    old, new = settings().to_dict(), settings().to_dict()
-    old["recipe"] = json.loads(json.dumps(old["recipe"]))
-    assert old["recipe"]["optimizer"].pop("decay_all") is False
-    assert differences(old, new) == []
-
-
-def test_every_other_change_is_a_difference_and_is_shown():
-    old = settings(["dpn", "rms"], seeds=3).to_dict()
-    new = settings(
-        {"dpn": "dpn(before=false)"}, data="other", recipe=Recipe.from_dict(FIXED["recipe"]).with_(lr=0.3).to_dict()
-    ).to_dict()
-    assert differences(old, new) == [
-        "data: digits -> other",
-        "recipe.optimizer.lr: 0.1 -> 0.3",
-        "arm dpn: dpn -> dpn(before=false)",
-        "arm rms: norm(kind=rms) -> (missing)" if str(Norm("rms")) != "rms" else "arm rms: rms -> (missing)",
-        "seeds: [0, 1, 2] -> [0, 1]",
-    ]
+    assert (last.fixed["base"], str(last.setting)) == ("Ti/4", "base=Ti/4,weight_decay=0.3")
+    assert (last.recipe.optimizer.weight_decay, last.recipe.optimizer.lr) == (0.3, 0.01)
+    assert (study.fixed["base"], study.cells[0].recipe.optimizer.lr) == ("mu/2", 0.1)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    "study",
     [
-        ({"seeds": 3, "until_decided": True}, "at most 4 to 32 seeds"),
-        ({"seeds": 5, "until_decided": True, "sweep": {"lr": (0.2, 0.4)}}, "number of seeds is fixed"),
-        ({"sweep": {"lr": (0.2, 0.4)}, "arms": [Arm("a", (), {"lr": 0.3})]}, "swept over"),
-        ({"tune": LR, "arms": [Arm("a", (), {"lr": 0.3})]}, "tuned for every arm"),
+        settings([Arm("x", (DualPatchNorm(before=False),), {"lr": 0.2})], until_decided=True, seeds=5, family=4),
+        settings(tune=TWO | {"randaugment": ((2, 10.0), None)}, tuning_seeds=3, margin=2.0),
+        settings(sweep={"limit_train": (0.5, 1.0)}),
     ],
 )
+def test_settings_survive_json(study):
+    again = Settings.from_dict(json.loads(json.dumps(study.to_dict())))
+    assert again == replace(study, fixed=again.fixed)
+    assert differences(study.to_dict(), again.to_dict()) == []
+
+
+DIFFERENCES = {  # settings before and after, and what is shown
+    "arms, seeds and another margin are added": (
+        settings(), settings(["rms", "dpn"], seeds=3, until_decided=True, margin=1.0, family=4), []),
+    "every other change": (
+        settings(["dpn", "rms"], seeds=3),
+        settings({"dpn": "dpn(before=false)"}, data="other", recipe=Recipe.from_dict(RECIPE).with_(lr=0.3).to_dict()),
+        ["data: digits -> other", "recipe.optimizer.lr: 0.1 -> 0.3", "arm dpn: dpn -> dpn(before=false)",
+         "arm rms: rms -> (missing)", "seeds: [0, 1, 2] -> [0, 1]"]),
+    "values are added": (settings(tune=TWO), settings(tune={"lr": (1e-3, 3e-4, 1e-4)}), []),
+    "a value left": (settings(tune=TWO), settings(tune={"lr": 1e-4}), ["tune lr: [0.0001, 0.0003] -> [0.0001]"]),
+    "nothing is tuned": (settings(tune=TWO), settings(), ["tune: lr -> (nothing)"]),
+    "all is tuned": (settings(), settings(tune=TWO), ["tune: (nothing) -> lr"]),
+    "more is tuned": (settings(tune=TWO), settings(tune=TWO | {"weight_decay": 0.1}), ["tune: lr -> lr weight_decay"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "shown"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_what_a_finished_trial_depends_on_may_not_change(old, new, shown):
+    assert differences(old.to_dict(), new.to_dict()) == shown
+
+
+def test_files_of_older_versions_are_of_the_same_study():
+    old = json.loads(json.dumps(settings().to_dict()))
+    assert old["recipe"]["optimizer"].pop("decay_all") is False, "a field that was added later"
+    assert differences(old, settings().to_dict()) == []
+    tuned = settings(tune=TWO, tuning_seeds=2)
+    old = {**tuned.to_dict(), "tune_on": "val"}
+    assert old["tuning_seeds"] == [MOST_SEEDS, MOST_SEEDS + 1]
+    assert Settings.from_dict(old) == tuned
+    assert differences(old, tuned.to_dict()) == []
+
+
+REFUSED = {
+    "few seeds": ({"seeds": 3, "until_decided": True}, "at most 4 to 32 seeds"),
+    "a sweep until decided": ({"until_decided": True, "sweep": {"lr": (0.2, 0.4)}}, "number of seeds is fixed"),
+    "an arm's own swept value": ({"arms": [SLOW], "sweep": {"lr": (0.2, 0.4)}}, "swept over"),
+    "an arm's own tuned value": ({"arms": [SLOW], "tune": TWO}, r"Arm slow sets lr=0.01, and lr is tuned for every"),
+    "a value out of range": ({"tune": {"lr": (1, -1)}}, r"lr=-1: recipe: lr must be at least 0"),
+    "images twice": ({"sweep": {"limit_train": [0.5, 1]}, "limit_train": 9}, "leave one of the two out"),
+    "bases of a checkpoint": ({"sweep": BASES, "start": {}}, "says what base is"),
+    "a metric of another task": ({"metric": make_measure("miou")}, "measure miou, which segmentation does"),
+}
+
+
+@pytest.mark.parametrize(("options", "says"), REFUSED.values(), ids=REFUSED)
 def test_plans_that_cannot_be_are_refused(options, says):
     with pytest.raises(UserError, match=says):
         check_settings(settings(**options))
 
 
-@pytest.mark.parametrize(("sweep", "says"), [({"limit_train": "half"}, "limit_train is"), ({"lrr": 1}, "'lr'")])
-def test_sweeps_that_cannot_be_are_refused(sweep, says):
-    with pytest.raises(UserError, match=says):
-        make_grid(sweep, "--sweep")
-
-
-A, B, C = (Point((("lr", lr),)) for lr in (1e-4, 3e-4, 1e-3))
-
-
-def tuned(tune, arms=("dpn",), **options):
-    return Settings(FIXED, make_arms(list(arms)), (0, 1), tune=tune, tuning_seeds=2 if tune else 1, **options)
+def test_plans_that_can_be_are_not():
+    check_settings(settings(["train(attention)+dpn"], tune=TWO))
+    for metric in ("top5", "ece", "fewshot5"):
+        check_settings(settings(metric=make_measure(metric)))
 
 
 def test_values_are_read_by_the_type_of_their_field():
@@ -198,6 +202,9 @@ def test_values_are_read_by_the_type_of_their_field():
     assert sets.fields[0][1] == ("a?splits=x:train,y:test&group=name", "b", "c:d")
     assert make_grid({"norm_last_layer": ["false", "true"]}).fields == (("norm_last_layer", (False, True)),)
     assert make_grid({"epochs": ["3"], "lr": (0.1, 1)}).fields == (("epochs", (3,)), ("lr", (0.1, 1.0)))
+    study = Study("mu1/4", ["dpn"], sweep=(f"lr={values}" for values in ["1e-3,2e-3"]), tune={"epochs": iter([1, 2])})
+    assert study.settings.sweep.to_dict() == {"lr": [0.001, 0.002]}, "values that are read once are kept"
+    assert study.settings.tune.to_dict() == {"epochs": [1, 2]}
 
 
 def test_points_are_the_product_in_the_given_order():
@@ -206,41 +213,56 @@ def test_points_are_the_product_in_the_given_order():
     assert [str(point) for point in grid.points] == order
     assert make_grid({}).points == (Point(),)
     assert Grid.from_dict(grid.to_dict()) == grid
+    names = ["hf:m/v1", "hf:m/v1.0", "hf:m/v1.00"]  # which end alike
+    points = make_grid({"base": names, "lr": [1.0]}, "--sweep").points
+    assert [point.spelled for point in points] == [f"base={name},lr=1" for name in names]
+
+
+def test_a_model_is_shown_without_its_options_and_kept_apart_from_others_of_its_name():
+    first, second = (Point((("base", f"hf-text:big_bird?hidden_size={n}&num_hidden_layers=2"),)) for n in (32, 64))
+    assert str(first).startswith("base=hf-text:big_bird?…")
+    assert len({str(first), str(second)}) == 2
+    assert first.spelled == "base=hf-text:big_bird?hidden_size=32&num_hidden_layers=2"
+    assert str(Point((("base", "timm:pvt_v2_b0?drop_rate=0.1"),))) == "base=timm:pvt_v2_b0?drop_rate=0.1"
 
 
 @pytest.mark.parametrize(
-    ("tune", "seeds", "says"),
+    ("values", "says"),
     [
-        ({"lrr": 1}, 1, "the field 'lrr'. Did you mean 'lr'"),
-        ({"lr": ["1e-3", "0.001"]}, 1, "lr=0.001 is listed twice"),
-        ({"lr": ()}, 1, "lr needs at least one value"),
-        ({"lr": "fast"}, 1, "lr is a number, not 'fast'"),
-        ({"epochs": 1.5}, 1, "epochs is a whole number, not 1.5"),
-        ({"epochs": True}, 1, "epochs is a whole number, not True"),
-        ({"optimizer": "adam"}, 1, "adamw or sgd"),
-        ({"norm_last_layer": "no"}, 1, "norm_last_layer is true or false, not 'no'"),
-        ({"randaugment": "2"}, 1, "with : between them or none"),
-        ({"lr": 1e-3}, 0, "tuning_seeds must be at least 1"),
-        ({}, 2, "Nothing is tuned"),
+        ({"lrr": 1}, "the field 'lrr'. Did you mean 'lr'"),
+        ({"lr": ["1e-3", "0.001"]}, "lr=0.001 is listed twice"),
+        ({"lr": ()}, "lr needs at least one value"),
+        ({"lr": "fast"}, "lr is a number, not 'fast'"),
+        ({"epochs": 1.5}, "epochs is a whole number, not 1.5"),
+        ({"epochs": True}, "epochs is a whole number, not True"),
+        ({"optimizer": "adam"}, "adamw or sgd"),
+        ({"norm_last_layer": "no"}, "norm_last_layer is true or false, not 'no'"),
+        ({"randaugment": "2"}, "with : between them or none"),
+        *(([text, "lr=1"], "--tune") for text in ("lr", "lr=", "=3", "lr=1", "lr=2")),
     ],
 )
-def test_bad_grids_are_refused_with_a_remedy(tune, seeds, says):
+def test_bad_grids_are_refused_with_a_remedy(values, says):
     with pytest.raises(UserError, match=says):
-        StudySettings(tune=tune, tuning_seeds=seeds)
+        make_grid(values)
 
 
-@pytest.mark.parametrize("text", ["lr", "lr=", "=3", "lr=1", "lr=2"])
-def test_what_the_shell_takes(text):
-    with pytest.raises(UserError, match="--tune"):
-        make_grid([text, "lr=1"])
-
-
-def test_an_arm_may_not_set_what_is_tuned_but_anything_else():
-    check_settings(tuned({"lr": 1e-4}, ["train(attention)+dpn"]))
-    with pytest.raises(UserError, match=r"Arm slow sets lr=0.5, and lr is tuned"):
-        check_settings(tuned({"lr": 1e-4}, [Arm("slow", (DualPatchNorm(),), {"lr": 0.5})]))
-    with pytest.raises(UserError, match=r"lr=-1: recipe: lr must be at least 0"):
-        check_settings(tuned({"lr": (1, -1)}))
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tune": {"lrr": 1}}, "the field 'lrr'. Did you mean 'lr'"),
+        ({"tune": {"lr": 1e-3}, "tuning_seeds": 0}, "tuning_seeds must be at least 1"),
+        ({"tuning_seeds": 2}, "Nothing is tuned"),
+        ({"sweep": {"limit_train": "0.25,0"}}, "limit_train is a number of images, or a fraction"),
+        ({"sweep": {"limit_train": [1.5]}}, "a number of images, or a fraction"),
+        ({"sweep": {"limit_train": "half"}}, "limit_train is"),
+        ({"sweep": {"base": ["mu/4", "mu/4"]}}, "listed twice"),
+        ({"sweep": {"depth": [1]}}, "the field 'depth'"),
+        ({"sweep": {"lr": [1e-3]}}, r"two values or more, not lr=0.001 alone"),
+    ],
+)
+def test_bad_settings_are_refused_with_a_remedy(options, says):
+    with pytest.raises(UserError, match=says):
+        Study("mu/4", ["dpn"], settings=StudySettings(**options))
 
 
 def test_the_best_mean_wins_the_first_of_equals_and_divergence_is_worst():
@@ -252,65 +274,10 @@ def test_the_best_mean_wins_the_first_of_equals_and_divergence_is_worst():
     assert choose({A: {0: None}, B: {0: None}}) == A
 
 
-def test_every_arm_has_the_same_budget_and_base_comes_first():
-    study = tuned({"lr": (1e-4, 3e-4, 1e-3)}, ["dpn", "rms"])
-    trials = study.tuning_trials()
-    assert len(trials) == len(set(trials)) == 3 * 2 * 3
-    assert Counter(trial.arm.name for trial in trials) == {"base": 6, "dpn": 6, "rms": 6}
-    assert {trial.arm.name for trial in trials[:3]} == {"base"}
-    assert study.cell("dpn", point=C).recipe.optimizer.lr == 1e-3
-
-
-def test_trials_are_named_for_a_worker():
-    study = tuned({"lr": (1e-4, 3e-4), "randaugment": ((2, 10.0), None)})
-    for trial in study.tuning_trials():
-        assert study.trial(trial.to_dict()) == trial
-    assert Settings.from_dict(study.to_dict()) == study
-
-
-def test_an_older_file_may_say_that_values_are_chosen_on_val():
-    study = tuned({"lr": (1e-4, 3e-4)})
-    old = {**study.to_dict(), "tune_on": "val"}
-    assert old["tuning_seeds"] == [MOST_SEEDS, MOST_SEEDS + 1]
-    assert Settings.from_dict(old) == study
-    assert differences(old, study.to_dict()) == []
-
-
-def test_values_may_be_added_but_nothing_may_leave():
-    old = tuned({"lr": (1e-4, 3e-4)}).to_dict()
-    assert differences(old, tuned({"lr": (1e-3, 3e-4, 1e-4)}).to_dict()) == []
-    assert differences(old, tuned({"lr": 1e-4}).to_dict()) == ["tune lr: [0.0001, 0.0003] -> [0.0001]"]
-    assert differences(old, tuned({}).to_dict()) == ["tune: lr -> (nothing)"]
-    assert differences(tuned({}).to_dict(), old) == ["tune: (nothing) -> lr"]
-    both = tuned({"lr": (1e-4, 3e-4), "weight_decay": 0.1}).to_dict()
-    assert differences(old, both) == ["tune: lr -> lr weight_decay"]
-
-
 def test_a_choice_at_the_end_of_what_was_tried_is_reported():
     grid = make_grid({"lr": (3e-4, 1e-4, 1e-3), "optimizer": ("sgd", "adamw"), "weight_decay": 0.1})
-    assert at_the_edge(grid, Point((("lr", 1e-4), ("optimizer", "sgd"), ("weight_decay", 0.1)))) == ["lr"]
-    assert at_the_edge(grid, Point((("lr", 3e-4), ("optimizer", "sgd"), ("weight_decay", 0.1)))) == []
-
-
-def test_a_model_is_shown_without_its_options_and_kept_apart_from_others_of_its_name():
-    first, second = (Point((("base", f"hf-text:big_bird?hidden_size={n}&num_hidden_layers=2"),)) for n in (32, 64))
-    assert str(first).startswith("base=hf-text:big_bird?…")
-    assert len({str(first), str(second)}) == 2
-    assert first.spelled == "base=hf-text:big_bird?hidden_size=32&num_hidden_layers=2"
-    assert str(Point((("base", "timm:pvt_v2_b0?drop_rate=0.1"),))) == "base=timm:pvt_v2_b0?drop_rate=0.1"
-
-
-@pytest.mark.parametrize(("metric", "refused"), [("top5", False), ("ece", False), ("fewshot5", False), ("miou", True)])
-def test_a_metric_that_the_task_does_not_measure_is_refused(metric, refused):
-    planned = settings(metric=make_measure(metric))
-    with pytest.raises(UserError, match="does not measure miou, which segmentation does") if refused else nullcontext():
-        check_settings(planned)
-
-
-def test_values_that_are_read_once_are_kept():
-    study = Study("mu1/4", ["dpn"], sweep=(f"lr={values}" for values in ["1e-3,2e-3"]), tune={"epochs": iter([1, 2])})
-    assert study.settings.sweep.to_dict() == {"lr": [0.001, 0.002]}
-    assert study.settings.tune.to_dict() == {"epochs": [1, 2]}
+    for lr, reported in ((1e-4, ["lr"]), (3e-4, [])):
+        assert at_the_edge(grid, Point((("lr", lr), ("optimizer", "sgd"), ("weight_decay", 0.1)))) == reported
 
 
 @pytest.mark.parametrize(
@@ -328,13 +295,49 @@ def test_values_that_are_read_once_are_kept():
 def test_another_spelling_of_the_place_of_images_and_weights_is_the_same_study(tmp_path, monkeypatch, was, now, same):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
-    start = {"fingerprint": "f", "positions": "bicubic"}
-    study = settings(["dpn"])
     before, after = (
-        replace(study, fixed={**study.fixed, "data": place, "start": {"source": place, **start}})
+        settings(data=place, start={"source": place, "fingerprint": "f", "positions": "bicubic"})
         for place in (was, now)
     )
     recorded = before.to_dict()
     assert (differences(recorded, after.continuing(recorded).to_dict()) == []) is same
     absolute = replace(before, fixed={**before.fixed, "data": str(tmp_path / was)})
     assert (absolute.continuing(recorded).fixed["data"] == was) is was.startswith("photos")
+
+
+def test_what_the_second_stage_cannot_have_is_refused_before_the_first_trains(tmp_path):
+    study = Study("mu1/2", ["rms"], seeds=(seed for seed in (0, 3)), pretrain="beit")
+    assert study.settings.seeds == study._stages.first.settings.seeds == (0, 3)
+    with pytest.raises(UserError, match="is not pre-trained yet"):
+        study.pilot(tmp_path / "out", device="cpu")
+    with pytest.raises(UserError, match="that this process alone knows"):
+        Study("mu1/2", {"same": lambda model: model}, pretrain="beit")
+    with pytest.raises(UserError, match="Several bases are names"):
+        Study(["mu1/2", lambda *_: None], ["rms"])
+
+
+def test_both_stages_train_the_model_that_fits_the_images_of_the_first(tmp_path, draw_images):
+    draw_images(tmp_path, ["train", "val"], size=(32, 32, 3))
+    study = Study(None, ["rms"], pretrain="beit", pretrain_data=tmp_path)
+    base = study._stages.first.settings.fixed["base"]
+    assert base == study.settings.fixed["base"] == study._stages.as_long().settings.fixed["base"]
+    assert base != Study(None, ["rms"]).settings.fixed["base"]
+
+
+def test_what_a_table_sets_is_said_once_for_all_data_sets_and_a_name_is_no_table(tmp_path, draw_images):
+    folders = [draw_images(tmp_path / name, ["train", "val"]) for name in ("a", "b")]
+    study = Study("mu1/2", "paper:dpn-table6", sweep={"data": folders})
+    assert len(study._notes) == 1
+    assert not any(of_set._notes for of_set in study._by_data.values())
+    assert [arm.name for arm in Study("mu1/2", DPN).settings.arms] == ["dpn"]
+    study = Study("mu1/2", {"paper:tt-table7-beit": "dpn"})
+    assert not study._stages
+    assert not study._notes
+
+
+def test_the_call_in_the_report_has_the_rates_of_a_recipe_and_no_images_of_a_run(settings_of_call):
+    study = Study("mu1/2", ["rms"], recipe=finetune())
+    assert study.settings.recipe.rates
+    expected = study.settings.to_dict()
+    study.settings.fixed["images"] = "fingerprint"
+    assert settings_of_call(study).to_dict() == expected

@@ -1,5 +1,6 @@
 """Studies that begin with trained weights, of one checkpoint or of a folder of them, and arms that train a part."""
 
+import itertools
 import json
 import re
 import shutil
@@ -201,15 +202,17 @@ def test_each_arm_is_trained_at_the_rate_of_its_part(checkpoint):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("positions", ["bicubic", "bilinear"])
-def test_another_size_and_other_classes(checkpoint, positions):
-    start, _, config = Start.of(str(checkpoint), positions)
-    model = start.build(config.with_(img_size=16, num_classes=4), seed=0)
-    expected = open_checkpoint(str(checkpoint))
-    expected.set_input_size(16, positions=positions)
-    assert torch.equal(model.pos_embed, expected.pos_embed)
-    assert model.vit_config.img_size == (16, 16)
-    assert model(torch.randn(1, 1, 16, 16)).shape == (1, 4)
+def test_another_size_and_other_classes_but_not_other_channels(checkpoint):
+    for positions in ("bicubic", "bilinear"):
+        start, _, config = Start.of(str(checkpoint), positions)
+        model = start.build(config.with_(img_size=16, num_classes=4), seed=0)
+        expected = open_checkpoint(str(checkpoint))
+        expected.set_input_size(16, positions=positions)
+        assert torch.equal(model.pos_embed, expected.pos_embed)
+        assert model.vit_config.img_size == (16, 16)
+        assert model(torch.randn(1, 1, 16, 16)).shape == (1, 4)
+    with pytest.raises(UserError, match="reads 1 channels, not 3"):
+        start.build(config.with_(in_chans=3), seed=0)
 
 
 def test_the_call_in_the_report_is_the_same_study(checkpoint, settings_of_call):
@@ -217,11 +220,8 @@ def test_the_call_in_the_report_is_the_same_study(checkpoint, settings_of_call):
     assert study.settings.fixed["start"]["positions"] == "bilinear"
     assert settings_of_call(study).to_dict() == study.settings.to_dict()
     assert str(checkpoint) in repr(study)
-
-
-def test_a_trial_says_how_its_images_were_normalized(checkpoint):
-    model = open_checkpoint(str(checkpoint))
-    assert (model.pretrained_cfg["mean"], model.pretrained_cfg["std"]) == ((0.4,), (0.3,))
+    cfg = open_checkpoint(str(checkpoint)).pretrained_cfg
+    assert (cfg["mean"], cfg["std"]) == ((0.4,), (0.3,)), "a trial says how its images were normalized"
 
 
 def test_weights_that_changed_are_refused(checkpoint, tmp_path):
@@ -259,45 +259,30 @@ def test_what_cannot_be_begun_is_refused(checkpoint, options, words):
         Study(**{"base": None, "arms": ["ffn"], "start": str(checkpoint), "recipe": RECIPE, **options})
 
 
-def test_other_channels_are_refused(checkpoint):
-    start, _, config = Start.of(str(checkpoint))
-    with pytest.raises(UserError, match="reads 1 channels, not 3"):
-        start.build(config.with_(in_chans=3), seed=0)
+ARMS = {  # what is written, and the changes and the recipe that it stands for
+    "attention": ("", {"train": "attention"}),
+    "full": ("", {"train": "all"}),
+    "mine=ffn": ("", {"train": "ffn"}),
+    "train(norms+head)": ("", {"train": "norms+head"}),
+    "train(ffn)+dpn": ("dpn", {"train": "ffn"}),
+    "biases": ("", {"train": "biases"}),
+    "last(4)": ("", {"train": "last(4)"}),
+    "lora(rank=4, on=attention+ffn)": ("", {"train": "lora(rank=4,on=attention+ffn)"}),
+    "train(lora+head)": ("", {"train": "lora(rank=8)+head"}),
+    "slow=full+lr(5e-5)": ("", {"train": "all", "lr": 5e-5}),
+    "dpn+attention+lr(1e-4)": ("dpn", {"train": "attention", "lr": 1e-4}),
+    "layerdecay(0.6)": ("", {"layer_decay": 0.6}),
+    "probe_first": ("", {"head_start": "probe"}),
+    "crop_scale(0.5:1.0)+flip(0)": ("", {"crop_scale": (0.5, 1.0), "flip": 0.0}),
+    "dpn+train( head )+rms": ("dpn+rms", {"train": "head"}),
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "arm"),
-    [
-        ("attention", Arm("attention", (), {"train": "attention"})),
-        ("full", Arm("full", (), {"train": "all"})),
-        ("mine=ffn", Arm("mine", (), {"train": "ffn"})),
-        ("train(norms+head)", Arm("train(norms+head)", (), {"train": "norms+head"})),
-        ("train(ffn)+dpn", Arm("train(ffn)+dpn", (vm.DualPatchNorm(),), {"train": "ffn"})),
-        ("biases", Arm("biases", (), {"train": "biases"})),
-        ("last(4)", Arm("last(4)", (), {"train": "last(4)"})),
-        (
-            "lora(rank=4, on=attention+ffn)",
-            Arm("lora(rank=4, on=attention+ffn)", (), {"train": "lora(rank=4,on=attention+ffn)"}),
-        ),
-        ("train(lora+head)", Arm("train(lora+head)", (), {"train": "lora(rank=8)+head"})),
-        ("slow=full+lr(5e-5)", Arm("slow", (), {"train": "all", "lr": 5e-5})),
-        (
-            "dpn+attention+lr(1e-4)",
-            Arm("dpn+attention+lr(1e-4)", (vm.DualPatchNorm(),), {"train": "attention", "lr": 1e-4}),
-        ),
-        ("layerdecay(0.6)", Arm("layerdecay(0.6)", (), {"layer_decay": 0.6})),
-        ("probe_first", Arm("probe_first", (), {"head_start": "probe"})),
-        (
-            "crop_scale(0.5:1.0)+flip(0)",
-            Arm("crop_scale(0.5:1.0)+flip(0)", (), {"crop_scale": (0.5, 1.0), "flip": 0.0}),
-        ),
-        (
-            "dpn+train( head )+rms",
-            Arm("dpn+train( head )+rms", (vm.DualPatchNorm(), vm.Norm("rms")), {"train": "head"}),
-        ),
-    ],
-)
-def test_arms_say_what_is_trained(text, arm):
+@pytest.mark.parametrize("text", ARMS)
+def test_arms_say_what_is_trained(text):
+    changes, recipe = ARMS[text]
+    name = text.partition("=")[0] if text.startswith(("mine=", "slow=")) else text
+    arm = Arm(name, vm.parse_changes(changes) if changes else (), recipe)
     assert arm_from_text(text) == arm
     assert arm_from_text(arm.text) == Arm(arm.text, arm.changes, arm.recipe)
     assert make_arms({"some": text})[0] == Arm("some", arm.changes, arm.recipe)
@@ -349,18 +334,17 @@ def body(model):
     return {name: value for name, value in model.state_dict().items() if not name.startswith("head.")}
 
 
-@pytest.mark.parametrize("arm", ["base", "dpn", "post"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_each_arm_and_seed_begins_with_its_own_weights(pretrained, arm, seed):
+def test_each_arm_and_seed_begins_with_its_own_weights(pretrained):
     study = Study(start=pretrained, **SHORT)
     assert [arm.name for arm in study.settings.arms] == ["dpn", "post"]
     assert study.settings.seeds == (0, 1)  # those of the folder
-    trained = open_trial(pretrained / "trials" / arm / f"seed{seed}")
-    begun = model_of(study, arm, seed)
-    assert begun.vit_config == trained.vit_config
-    for name, value in body(trained).items():
-        assert torch.equal(body(begun)[name], value)
-    assert not torch.equal(begun.head.weight, trained.head.weight)
+    for arm, seed in itertools.product(("base", "dpn", "post"), (0, 1)):
+        trained = open_trial(pretrained / "trials" / arm / f"seed{seed}")
+        begun = model_of(study, arm, seed)
+        assert begun.vit_config == trained.vit_config
+        for name, value in body(trained).items():
+            assert torch.equal(body(begun)[name], value)
+        assert not torch.equal(begun.head.weight, trained.head.weight)
 
 
 def test_changes_that_the_folder_lacks_begin_with_base(pretrained):
@@ -381,16 +365,13 @@ def test_a_study_of_transfer_runs_to_its_report(pretrained, tmp_path, settings_o
     assert settings_of_call(study).to_dict() == study.settings.to_dict()
 
 
-def test_a_folder_of_files(folder):
+def test_a_folder_of_files(folder, capsys):
     study = Study(start=folder, **SHORT)
     assert study.settings.arms == (Arm("wide", start=str(folder / "wide.safetensors")),)
     assert study.settings.arms[0].text == "from wide.safetensors"
     wide = open_checkpoint(str(folder / "wide.safetensors"))
     for seed in (0, 3):
         assert torch.equal(model_of(study, "wide", seed).pos_embed, wide.pos_embed)
-
-
-def test_the_shell_takes_the_arms_of_the_folder(folder, capsys):
     assert main(["compare", "--from", str(folder), "--limit-train", "128", "--epochs", "1", "--dry-run"]) == 0
     assert "wide" in capsys.readouterr().out
     chosen = ("dpn", "rms", "placement(attn=post,mlp=post)")
@@ -410,20 +391,14 @@ def test_a_budget_takes_the_seeds_that_have_weights(pretrained, tmp_path, of_stu
     assert len([*(tmp_path / "b").glob("trials/base/*/reused.json")]) == 2
 
 
-def test_a_seed_that_was_not_trained_is_named(pretrained, tmp_path):
+def test_a_folder_that_lacks_what_is_needed_or_holds_too_much_is_refused(pretrained, folder, tmp_path, capsys):
     with pytest.raises(UserError, match=r"does not hold seed2, but seed0, seed1"):
-        Study(start=pretrained, seeds=[2], **SHORT).run(tmp_path, **RUN)
-
-
-def test_a_folder_without_base_is_refused(folder):
+        Study(start=pretrained, seeds=[2], **SHORT).run(tmp_path / "out", **RUN)
+    assert main(["finetune", "--model", str(folder)]) == 2
+    assert "holds several checkpoints: base, wide" in " ".join(capsys.readouterr().err.split())
     (folder / "base.safetensors").unlink()
     with pytest.raises(UserError, match="holds the checkpoints wide, and none is named base"):
         Study(start=folder, **SHORT)
-
-
-def test_one_fine_tuning_takes_one_checkpoint(folder, capsys):
-    assert main(["finetune", "--model", str(folder)]) == 2
-    assert "holds several checkpoints: base, wide" in " ".join(capsys.readouterr().err.split())
 
 
 BLENDED = "soft=qknorm+norm_blend(0.5)"
@@ -469,17 +444,8 @@ def test_a_study_starts_from_the_model_that_the_key_names_and_says_what_it_left(
     student = {f"student.{name}": tensor + 0.1 for name, tensor in weights.items()}
     teacher = {f"teacher.{name}": tensor for name, tensor in weights.items()}
     torch.save(student | teacher | {"teacher.mask_token": torch.ones(1, 32)}, tmp_path / "m.pth")
-    source = [
-        "--from",
-        f"{tmp_path / 'm.pth'}?num_heads=2",
-        "--data",
-        "digits",
-        "--limit-train",
-        "128",
-        "--arms",
-        "dpn",
-    ]
-    given = [*source, "--recipe", "plain", "--epochs", "1", "--seeds", "2", "--device", "cpu", "--img-size", "8"]
+    words = "--data digits --limit-train 128 --arms dpn --recipe plain --epochs 1 --seeds 1 --device cpu --img-size 8"
+    given = ["--from", f"{tmp_path / 'm.pth'}?num_heads=2", *words.split()]
     out = ["--out", str(tmp_path / "out"), "--workers", "1"]
     with pytest.raises(UserError, match=r"m\.pth holds the models student, teacher. Choose one: --key KEY"):
         make_study(parse(Compare, given, "compare", ""))

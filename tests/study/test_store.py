@@ -1,8 +1,10 @@
+"""The folder of a study: its settings, results and samples, damaged or whole, and who may write."""
+
 import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from vitmods.study.arms import Arm
 from vitmods.study.cells import Cell, Trial
 from vitmods.study.settings import Measure, Settings
 from vitmods.study.state import read_trial
-from vitmods.study.store import Facts, StudyFolder, read_json, slug
+from vitmods.study.store import Facts, StudyFolder, slug
 from vitmods.util.errors import UserError
 
 TOP1 = Measure("top1")
@@ -29,52 +31,41 @@ def test_slugs_are_safe_and_different():
     assert max(map(len, slugs)) < 80
 
 
-def test_a_folder_without_a_study_says_so(tmp_path):
-    assert StudyFolder(tmp_path).facts() is None
-    with pytest.raises(UserError, match="is not a study: "):
-        StudyFolder(tmp_path).known_facts()
+DAMAGED = r"study\.json is damaged"
+NO_STUDIES = {text[:20]: (text, DAMAGED) for text in ("{", "{}", "[]", "3", "[" * 100_000, '{"settings": {}}')}
+NO_STUDIES |= {
+    "models of another kind": ('{"schema": 3, "models": 3}', DAMAGED),
+    "another version": (
+        '{"schema": 1, "settings": {}}',
+        r"of another version of vitmods \(schema 1, this one reads 3\).*another folder",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "{}", "[]", "3", "[" * 100_000, '{"settings": {}}', '{"schema": 3, "models": 3}']
-)
-def test_what_is_no_study_is_named(tmp_path, text):
+@pytest.mark.parametrize(("text", "says"), NO_STUDIES.values(), ids=NO_STUDIES)
+def test_what_is_no_study_is_named(tmp_path, text, says):
     (tmp_path / "study.json").write_text(text)
-    reads = [StudyFolder(tmp_path).facts, lambda: StudyFolder(tmp_path).check_same_study({})]
-    for read in [*reads, lambda: read_json(tmp_path / "study.json")] if text == "{" else reads:
-        with pytest.raises(UserError, match=r"study\.json is damaged"):
+    folder = StudyFolder(tmp_path)
+    for read in (folder.facts, folder.known_facts, lambda: folder.check_same_study({})):
+        with pytest.raises(UserError, match=says):
             read()
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda folder: folder.facts(),
-            r"of another version of vitmods \(schema 1, this one reads 3\).*another folder",
-        ),
-        (lambda folder: Settings.from_dict({}), r"study\.json is damaged"),
-        (lambda folder: Settings.from_dict({"arms": 3}), r"study\.json is damaged"),
-        (lambda folder: Settings.from_dict({"arms": {"a": 3}}), r"study\.json is damaged"),
-    ],
-)
-def test_settings_of_another_version_or_kind_are_refused(tmp_path, call, message):
-    (tmp_path / "study.json").write_text('{"schema": 1, "settings": {}}')
-    with pytest.raises(UserError, match=message):
-        call(StudyFolder(tmp_path))
-
-
-FACTS = Facts("today", "vitmods compare", ("test",), {}, {}, {}, {}, {})
+    for settings in ({}, {"arms": 3}, {"arms": {"a": 3}}):
+        with pytest.raises(UserError, match=DAMAGED):
+            Settings.from_dict(settings)
 
 
 def test_another_study_is_refused_with_the_difference(tmp_path):
+    folder = StudyFolder(tmp_path)
+    assert folder.facts() is None
+    with pytest.raises(UserError, match="is not a study: "):
+        folder.known_facts()
     common = {"recipe": json.loads(json.dumps(Recipe().to_dict())), "arms": {}, "seeds": [0], "margin": 0.5}
-    facts = replace(FACTS, settings={**common, "base": "Ti/4"})
+    facts = Facts("today", "vitmods compare", ("test",), {**common, "base": "Ti/4"}, {}, {}, {}, {})
     (tmp_path / "study.json").write_text(json.dumps(facts.to_dict()))
-    assert StudyFolder(tmp_path).facts() == facts
+    assert folder.facts() == facts
     with pytest.raises(UserError, match=r"base: Ti/4 -> S/4.*--out"):
-        StudyFolder(tmp_path).check_same_study({**common, "base": "S/4"})
-    StudyFolder(tmp_path).check_same_study({**common, "base": "Ti/4", "seeds": [0, 1]})
+        folder.check_same_study({**common, "base": "S/4"})
+    folder.check_same_study({**common, "base": "Ti/4", "seeds": [0, 1]})
 
 
 def test_a_failed_trial_is_still_to_be_run_and_its_reason_is_kept(tmp_path):
@@ -110,32 +101,26 @@ def test_samples_of_several_sizes_and_kinds_round_trip(tmp_path):
     assert all(a == b and np.array_equal(c, d) for (a, c), (b, d) in zip(folder.samples(), samples, strict=True))
 
 
-DAMAGES = [
-    b"",
-    b"PK",
-    b"no zip at all",
-    lambda whole: whole[: len(whole) // 2],
-    lambda whole: whole.replace(b"names.npy", b"NAMES.npy"),
-    lambda whole: whole[:60] + bytes(20) + whole[80:],
-]
+DAMAGES = {
+    "empty": lambda whole: b"",
+    "no zip": lambda whole: b"no zip at all",
+    "cut": lambda whole: whole[: len(whole) // 2],
+    "other names": lambda whole: whole.replace(b"names.npy", b"NAMES.npy"),
+    "zeros inside": lambda whole: whole[:60] + bytes(20) + whole[80:],
+    "an image without pixels": np.zeros((0, 8, 3), np.uint8),
+    "a row": np.zeros(8, np.uint8),
+    "text": np.full((8, 8), "x"),
+}
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=range(len(DAMAGES)))
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_samples_are_none_and_warned_of(tmp_path, damage):
-    folder = StudyFolder(tmp_path)
-    folder.write_samples([("a", np.zeros((8, 8, 3), np.uint8))])
-    whole = folder.samples_file.read_bytes()
-    folder.samples_file.write_bytes(damage if isinstance(damage, bytes) else damage(whole))
+    folder, is_image = StudyFolder(tmp_path), isinstance(damage, np.ndarray)
+    folder.write_samples([("a", damage if is_image else np.zeros((8, 8, 3), np.uint8))])
+    if not is_image:
+        folder.samples_file.write_bytes(damage(folder.samples_file.read_bytes()))
     with pytest.warns(UserWarning, match=r"samples\.npz is damaged"):
         assert folder.samples() == []
-
-
-def test_samples_that_are_no_images_are_damaged(tmp_path):
-    folder = StudyFolder(tmp_path)
-    for image in (np.zeros((0, 8, 3), np.uint8), np.zeros(8, np.uint8), np.full((8, 8), "x")):
-        folder.write_samples([("a", image)])
-        with pytest.warns(UserWarning, match="is damaged"):
-            assert folder.samples() == []
 
 
 def test_samples_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -160,47 +145,40 @@ with folder.lock() if len(sys.argv) == 2 else folder.worker_lock(0):
 """
 
 
-def hold(folder, *options):
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), *options], stdout=subprocess.PIPE)
+@contextmanager
+def held(folder, *seconds):
+    """A process that holds the folder, or as a worker for some seconds; it is killed at the end."""
+    (folder / "logs").mkdir()
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), *seconds], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
-    return process
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_two_runs_at_once_are_refused_and_a_killed_one_leaves_no_lock(tmp_path):
-    holder = hold(tmp_path)
-    try:
-        with pytest.raises(UserError, match=f"process {holder.pid}"), StudyFolder(tmp_path).lock():
-            pass
-    finally:
-        holder.kill()
-        holder.wait()
+    with (
+        held(tmp_path) as holder,
+        pytest.raises(UserError, match=f"process {holder.pid}"),
+        StudyFolder(tmp_path).lock(),
+    ):
+        pass
     for _ in range(2):  # the lock is free again afterwards
         with StudyFolder(tmp_path).lock():
             assert int((tmp_path / ".lock").read_text()) == os.getpid()
-
-
-def test_a_new_run_waits_for_the_workers_of_a_killed_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitmods.study.store.ORPHAN_GRACE_S", 60.0)
-    (tmp_path / "logs").mkdir()
-    orphan = hold(tmp_path, "1")
-    with StudyFolder(tmp_path).lock():
-        assert (tmp_path / "ends").exists()
-    orphan.wait()
-
-
-def test_a_worker_that_does_not_end_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitmods.study.store.ORPHAN_GRACE_S", 0.1)
-    (tmp_path / "logs").mkdir()
-    orphan = hold(tmp_path, "600")
-    try:
-        with pytest.raises(UserError, match="A worker of an earlier run still writes"), StudyFolder(tmp_path).lock():
-            pass
-    finally:
-        orphan.kill()
-        orphan.wait()
-
-
-def test_a_place_that_cannot_be_a_folder_is_one_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="Cannot write"), StudyFolder(tmp_path / "file" / "study").lock():
         pass
+
+
+def test_a_new_run_waits_for_the_workers_of_a_killed_one(tmp_path, monkeypatch):
+    """... and ends with an error if one does not end."""
+    monkeypatch.setattr("vitmods.study.store.ORPHAN_GRACE_S", 0.1)
+    with held(tmp_path, "2"):
+        with pytest.raises(UserError, match="A worker of an earlier run still writes"), StudyFolder(tmp_path).lock():
+            pass
+        monkeypatch.setattr("vitmods.study.store.ORPHAN_GRACE_S", 60.0)
+        with StudyFolder(tmp_path).lock():
+            assert (tmp_path / "ends").exists()

@@ -4,14 +4,14 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+import vitmods.study.trial as evaluating
+from vitmods.cli import main
 from vitmods.data import ImageDataset
 from vitmods.evals import PROTOCOLS, ProtocolResult, metrics
 from vitmods.evals.options import Options
@@ -20,18 +20,21 @@ from vitmods.report import render, write_report
 from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm
 from vitmods.study.cells import MOST_SEEDS
+from vitmods.study.checkpoints import arms_in
 from vitmods.study.settings import MARGINS, Measure, options_from
 from vitmods.study.trial import TrialRunner
 from vitmods.tasks import TASKS
+from vitmods.train.loggers import MetricsFile
 from vitmods.util.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("short_clocks")
 RECIPE = plain(epochs=1).with_(batch_size=64)
 GRID = {"tune": {"lr": (1e-3, 1e-2)}}
 TWICE = {**GRID, "tuning_seeds": 2}
 
 
 def make(arms=("dpn",), seeds=2, **options):
-    return Study("mu/4", list(arms), "digits", **{"recipe": RECIPE, "seeds": seeds, "limit_train": 128, **options})
+    return Study("mu2/4", list(arms), "digits", **{"recipe": RECIPE, "seeds": seeds, "limit_train": 128, **options})
 
 
 def run(study, out, **options):
@@ -259,15 +262,6 @@ def test_a_tuned_study_waits_for_base_at_both_points(played, tmp_path):
     assert study.settings.planned == 4 + 12
 
 
-def test_a_study_can_begin_with_the_chosen_weights_of_another(played, tmp_path):
-    from vitmods.study.checkpoints import arms_in
-
-    scores, _ = played
-    scores |= {("val", 1e-2): 0.9}
-    run(make(**GRID), tmp_path)
-    assert arms_in(str(tmp_path))["dpn"].start == str(tmp_path / "trials" / "dpn" / "lr=0.01")
-
-
 def test_the_table_and_the_report_tell_what_was_tried(played, tmp_path):
     scores, _ = played
     scores |= {("val", "dpn", 1e-2): 0.9}
@@ -280,6 +274,8 @@ def test_the_table_and_the_report_tell_what_was_tried(played, tmp_path):
     assert "<strong>✓ 90.00</strong>" in page
     assert page.count("<td>8</td>") == 2
     assert "At an end of the grid: base: lr 0.001, weight_decay 0; dpn: lr 0.01, weight_decay 0." in page
+    start = Path(arms_in(str(tmp_path))["dpn"].start)  # another study can begin with the chosen weights
+    assert (start.parent, start.name.partition(",")[0]) == (tmp_path / "trials" / "dpn", "lr=0.01")
 
 
 @pytest.mark.parametrize(
@@ -292,7 +288,7 @@ def test_the_table_and_the_report_tell_what_was_tried(played, tmp_path):
 def test_both_splits_are_needed(splits, says, tmp_path, draw_images):
     images, recipe = draw_images(tmp_path / "images", splits), RECIPE.with_(batch_size=2)
     without_val = {"val_fraction": 0.0} if "val" not in splits else {}
-    study = Study("mu/4", ["dpn"], images, recipe, img_size=8, **without_val, **GRID)
+    study = Study("mu2/4", ["dpn"], images, recipe, img_size=8, **without_val, **GRID)
     with pytest.raises(UserError, match=says):
         run(study, tmp_path / "out")
 
@@ -336,45 +332,35 @@ def test_what_is_evaluated_is_what_the_training_would_have_found(trained):
     assert len({(folder / "model.safetensors").read_bytes() for folder in weights}) == 1
 
 
-KILLED = """
-import os, signal, sys
-import torch._dynamo  # here, not in each child
-from vitmods.cli import main
-import vitmods.study.trial as evaluate
-import vitmods.study.run
-from vitmods.train.loggers import MetricsFile
+def killing_after(count, real):
+    """The function, which ends its process when it has been called so often."""
 
-def after(count, real):
     def call(*arguments, **options):
         nonlocal count
         real(*arguments, **options)
         count -= 1
         if count == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+
     return call
 
-for owner, name, count in ((MetricsFile, "write", 7), (evaluate, "write_json", 2)):
-    real = getattr(owner, name)
-    child = os.fork()
-    if child == 0:
-        setattr(owner, name, after(count, real))
-        os._exit(main(sys.argv[1:]))
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), end=" ", flush=True)
-"""
 
-
-@pytest.mark.slow
-def test_killed_at_training_and_at_evaluating_it_ends_in_the_same_results(trained, tmp_path):
-    result, _, _ = trained
-    command = ["compare", "--base", "mu/4", "--arms", "dpn", "--recipe", "plain", "--epochs", "1", "--batch-size", "64"]
-    command += ["--seeds", "2", "--limit-train", "128", "--tune", "lr=1e-3,1e-2", "--metric", "ece"]
-    command += ["--workers", "1", "--device", "cpu", "--cost-seconds", "0", "--checkpoint-minutes", "0", "--quiet"]
-    line = [sys.executable, "-c", KILLED, *command, "--out", str(tmp_path / "out")]
-    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, env={**os.environ, "CI": "1"})
-    assert done.stdout.split() == [str(-signal.SIGKILL)] * 2
+@pytest.mark.forks
+def test_killed_at_training_and_at_evaluating_it_ends_in_the_same_results(request, tmp_path):
+    words = "compare --base mu2/4 --arms dpn --recipe plain --epochs 1 --batch-size 64 --seeds 2 --limit-train 128"
+    words += (
+        " --tune lr=1e-3,1e-2 --metric ece --workers 1 --device cpu --cost-seconds 0 --checkpoint-minutes 0 --quiet"
+    )
+    for owner, name, count in ((MetricsFile, "write", 7), (evaluating, "write_json", 2)):
+        child = os.fork()
+        if child == 0:
+            setattr(owner, name, killing_after(count, getattr(owner, name)))
+            os._exit(main([*words.split(), "--out", str(tmp_path / "out")]))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not (tmp_path / "out" / "results.json").exists()
     assert len(list((tmp_path / "out").glob("trials/*/*/*/test.json"))) == 1
     answer = run(make(metric="ece", **GRID), tmp_path / "out").to_dict()
+    result, _, _ = request.getfixturevalue("trained")  # which starts threads
     assert without_times(answer) == without_times(result.to_dict())
 
 
@@ -406,6 +392,9 @@ def test_another_metric_reads_the_same_weights(untuned, monkeypatch):
     assert run(make(seeds=2), out).to_dict()["metric"]["name"] == "top1"
 
 
+FOG = Options(shots=(1, 5), corruptions=("fog",), severities=(2,), textures=Path("frost"))
+
+
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
@@ -414,26 +403,20 @@ def test_another_metric_reads_the_same_weights(untuned, monkeypatch):
         (Measure("fewshot5", Options(shots=(1,))), r"fewshot5 does not depend on shots=\(1,\): leave --shots out"),
         (Measure("ece", Options(severities=(1,))), r"ece does not depend on severities"),
         (Measure("mce", Options(severities=(1,))), ""),
+        ("fewshot25", "25 shots need as many training images"),
     ],
 )
-def test_metrics_that_cannot_be_measured_are_refused(metric, message):
+def test_metrics_that_cannot_be_measured_are_refused_before_anything_is_trained(metric, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        make(metric=metric)
-
-
-def test_options_of_metrics_are_checked_before_anything_is_trained(tmp_path):
-    assert make(metric="fewshot3").settings.measure.options.shots == (3,)
-    assert make(metric=Measure("mean_corruption_error", Options(severities=(1,), textures=Path("frost"))))
-    with pytest.raises(UserError, match="25 shots need as many training images"):
-        run(make(metric="fewshot25", limit_train=100), tmp_path)
+        run(make(metric=metric, limit_train=100), tmp_path)
     assert not (tmp_path / "trials").exists()
-    options = Options(shots=(1, 5), corruptions=("fog",), severities=(2,), textures=Path("frost"))
-    record = Measure("fewshot5", options).to_dict()
-    assert options_from(json.loads(json.dumps(record["options"]))) == options
 
 
 def test_every_metric_can_be_asked_for():
     """What the protocols do with images is their own tests' matter."""
+    assert make(metric="fewshot3").settings.measure.options.shots == (3,)
+    assert make(metric=Measure("mean_corruption_error", Options(severities=(1,), textures=Path("frost"))))
+    assert options_from(json.loads(json.dumps(Measure("fewshot5", FOG).to_dict()["options"]))) == FOG
     assert {metric.unit for metric in metrics().values()} <= set(MARGINS)
     for name, metric in metrics().items():
         if not metric.protocol and name not in {own.name for own in TASKS["classification"].metrics}:
