@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STRANGERS = ROOT / "benchmarks" / "results" / "strangers.json"
 TABLE, PAGE = ROOT / "benchmarks" / "results" / "in_place.json", ROOT / "docs" / "models.md"
 SHORT = {"in place": "yes", "overlapping or layered stem": "stem"}
+REMEDY = "Write norm(kind=rms,exact=false), which keeps the weights and alters the outputs."
 INTRODUCTION = """# Models and changes
 
 Find your model on this page, and read its row. `vm.apply(model, *changes)` reads a model exactly and returns a vitmods
@@ -20,7 +21,7 @@ ViT, which supports nearly every change ([how](foreign-models.md)), or [changes 
 class. The tables show changes in place; `in_place=True` asks for them.
 
 Each model was tested at reduced size, as it is when new and with random weights ({versions}). Each `yes` was
-compared with the definition of the change, computed from what is known of the library.
+compared with the definition of the change. A name stands for all models of its structure, whose number is in brackets.
 
 | cell | meaning |
 | --- | --- |
@@ -37,7 +38,6 @@ The [reasons](#reasons) are below the tables.
 and all arms ([any model](any-model.md)).
 """
 
-
 def page(record: dict[str, Any]) -> str:
     """The page as Markdown."""
     versions = ", ".join(f"{name} {version.partition('+')[0]}" for name, version in record["versions"].items())
@@ -48,9 +48,6 @@ def page(record: dict[str, Any]) -> str:
         names = [f"`{change.partition('(')[0]}`" if change != "another norm" else change for change in changes]
         lines = [
             f"## {part}",
-            "",
-            f"{result['models']} models, {result['read']} of them read. A name stands for all models of its structure, "
-            "whose number is in brackets.",
             "",
             f"| model | read | {' | '.join(names)} |",
             f"| --- | --- | {' | '.join('---' for _ in names)} |",
@@ -63,23 +60,22 @@ def page(record: dict[str, Any]) -> str:
         lines += grouped(of_cells)
         parts.append("\n".join(lines) + "\n")
     parts.append(strangers(json.loads(STRANGERS.read_text())))
-    reasons = ["## Reasons", "", "What the refusals of the tables say; `...` stands for a module.", ""]
+    intro = f"The refusals of the tables; `...` stands for a module. Those of `rms` go on: {REMEDY}"
+    reasons = ["## Reasons", "", intro, ""]
     of_message: dict[str, list[str]] = {}
     for result in record["results"].values():
         for message, names in result["messages"].items():
             if not message.startswith(("has it", "overlapping")):
                 of_message.setdefault(message, []).extend(names)
     for message, names in of_message.items():
-        reasons.append(f"- {', '.join(dict.fromkeys(names))}: {message.replace('|', '/')}")
+        reasons.append(f"- {', '.join(dict.fromkeys(names))}: {message.replace('|', '/').replace(f' {REMEDY}', '')}")
     parts.append("\n".join(reasons) + "\n")
     return "\n".join(parts)
-
 
 def grouped(of_cells: dict[tuple[str, ...], list[str]]) -> list[str]:
     """A row for all models that share their cells, the one with the most names first."""
     rows = sorted(of_cells.items(), key=lambda row: -len(row[1]))
     return [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in rows]
-
 
 def strangers(rows: dict[str, dict[str, str]]) -> str:
     """The table of models that nobody wrote for vitmods."""
@@ -100,7 +96,6 @@ def strangers(rows: dict[str, dict[str, str]]) -> str:
         *grouped(of_cells),
     ]
     return "\n".join(lines) + "\n"
-
 
 if __name__ == "__main__":
     PAGE.write_text(page(json.loads(TABLE.read_text())))

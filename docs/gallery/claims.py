@@ -270,7 +270,7 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
     unkept = (
         ""
         if all(study.scores for study, *_ in effects)
-        else "\n\n\\* Its scores were not kept: it cannot be recomputed."
+        else "\n\n\\* Scores not kept: cannot be recomputed."
     )
     return (
         "<!-- numbers -->\n"
