@@ -38,6 +38,7 @@ The [reasons](#reasons) are below the tables.
 and all arms ([any model](any-model.md)).
 """
 
+
 def page(record: dict[str, Any]) -> str:
     """The page as Markdown."""
     versions = ", ".join(f"{name} {version.partition('+')[0]}" for name, version in record["versions"].items())
@@ -72,10 +73,12 @@ def page(record: dict[str, Any]) -> str:
     parts.append("\n".join(reasons) + "\n")
     return "\n".join(parts)
 
+
 def grouped(of_cells: dict[tuple[str, ...], list[str]]) -> list[str]:
     """A row for all models that share their cells, the one with the most names first."""
     rows = sorted(of_cells.items(), key=lambda row: -len(row[1]))
     return [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in rows]
+
 
 def strangers(rows: dict[str, dict[str, str]]) -> str:
     """The table of models that nobody wrote for vitmods."""
@@ -96,6 +99,7 @@ def strangers(rows: dict[str, dict[str, str]]) -> str:
         *grouped(of_cells),
     ]
     return "\n".join(lines) + "\n"
+
 
 if __name__ == "__main__":
     PAGE.write_text(page(json.loads(TABLE.read_text())))

@@ -16,7 +16,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def page() -> str:
 
 
 def _not_run(paper: str, claims: Sequence[Claim]) -> list[str]:
-    """The claims that nothing tests, by reason; reasons of a single claim stand in its entry."""
+    """The claims that nothing tests, by reason, with the conditions that all of them share."""
     by_reason: dict[str, list[Claim]] = {}
     for claim in claims:
         by_reason.setdefault(claim.why, []).append(claim)
@@ -130,8 +130,13 @@ def _not_run(paper: str, claims: Sequence[Claim]) -> list[str]:
     alone = [claim for claim in claims if claim.why not in shared]
     parts = ["\n".join(_entry(paper, claim) for claim in alone) + "\n"] if alone else []
     for why, several in shared.items():
-        entries = "\n".join(_entry(paper, claim, says_why=False) for claim in several)
-        parts.append(f"{_capital(why)}:\n\n{entries}\n")
+        same = {
+            name: wanted
+            for name, wanted in several[0].holds.items()
+            if all(claim.holds.get(name) == wanted for claim in several)
+        }
+        entries = "\n".join(_entry(paper, claim, same, says_why=False) for claim in several)
+        parts.append(f"{_capital(why)}{f'; all hold for {_conditions(same)}' if same else ''}:\n\n{entries}\n")
     return parts
 
 
@@ -170,10 +175,11 @@ def _where(paper: str, claim: Claim) -> str:
     return f"{claim.where}{f'; {tables}' if tables else ''}"
 
 
-def _entry(paper: str, claim: Claim, says_why: bool = True) -> str:
+def _entry(paper: str, claim: Claim, said: Collection[str] = (), says_why: bool = True) -> str:
     slips = "".join(f" But {slip.says}." for slip in claim.slips)
     published = f" Published: {_ranges(claim.effect)}." if claim.points else ""
-    holds = f" Holds for: {_conditions(claim.holds)}." if claim.holds else ""
+    unsaid = {name: wanted for name, wanted in claim.holds.items() if name not in said}
+    holds = f" Holds for: {_conditions(unsaid)}." if unsaid else ""
     why = f" {_capital(claim.why)}." if claim.why and says_why else ""
     text = f"{_capital(claim.says)}. *{_capital(_where(paper, claim))}.*{slips}{published}{holds}{why}"
     lines = [f"- **{claim.status}** · {text}"]
@@ -267,11 +273,7 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
         effect, low, high = (signed(number, 2) for number in study.effects[arm])
         rows.append(f"| {title} | `{short}` | {effect} [{low}, {high}] | {study.seeds} |")
         shown.add(study.name)
-    unkept = (
-        ""
-        if all(study.scores for study, *_ in effects)
-        else "\n\n\\* Scores not kept: cannot be recomputed."
-    )
+    unkept = "" if all(study.scores for study, *_ in effects) else "\n\n\\* Scores not kept: cannot be recomputed."
     return (
         "<!-- numbers -->\n"
         "| study | arm | effect [95 % interval] | seeds |\n| --- | --- | --- | --- |\n"
@@ -339,7 +341,7 @@ def _rows_of(found: OfChange) -> Iterator[str]:
         of_set = found.sets.get(effect.arm, ())
         about = "; ".join(
             f"[{one.study}](gallery.md#{studies()[one.study].anchor}), "
-            + ", ".join(filter(None, (f"{one.images:,} images", f"{one.seeds} seeds", one.design)))
+            + (f"{one.images:,} images, {one.seeds} seeds, {one.design}" if one.design else f"{one.seeds} seeds")
             for one in of_set
         )
         if not about and found.other:
