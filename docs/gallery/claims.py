@@ -69,8 +69,8 @@ RULES = """## How a claim gets its status
 | other conditions | every study breaks a condition of the claim |
 | not run | no study tests the claim, or none that can be recomputed |
 
-A claim with a published size holds where its tables measured it: data, patches, depth, heads, recipe. One without a
-size holds where its sentence says; for Dual PatchNorm also only with the patches of its paper, 16 and 32 px. A study
+"For" has what a claim holds for: with a published size what its tables measured (data, patches, depth, heads, recipe),
+else what its sentence says; for Dual PatchNorm also only with the patches of its paper, 16 and 32 px. A study
 counts if it keeps all conditions and its [scores](gallery.md#check-it-yourself) were kept.
 
 The interval is that of [all studies that count](statistics.md#several-studies-of-one-effect). For a claim without a
@@ -136,7 +136,7 @@ def _not_run(paper: str, claims: Sequence[Claim]) -> list[str]:
             if all(claim.holds.get(name) == wanted for claim in several)
         }
         entries = "\n".join(_entry(paper, claim, same, says_why=False) for claim in several)
-        parts.append(f"{_capital(why)}{f'; all hold for {_conditions(same)}' if same else ''}:\n\n{entries}\n")
+        parts.append(f"{_capital(why)}{f'; all for {_conditions(same)}' if same else ''}:\n\n{entries}\n")
     return parts
 
 
@@ -179,19 +179,23 @@ def _entry(paper: str, claim: Claim, said: Collection[str] = (), says_why: bool 
     slips = "".join(f" But {slip.says}." for slip in claim.slips)
     published = f" Published: {_ranges(claim.effect)}." if claim.points else ""
     unsaid = {name: wanted for name, wanted in claim.holds.items() if name not in said}
-    holds = f" Holds for: {_conditions(unsaid)}." if unsaid else ""
+    holds = f" For {_conditions(unsaid)}." if unsaid else ""
     why = f" {_capital(claim.why)}." if claim.why and says_why else ""
     text = f"{_capital(claim.says)}. *{_capital(_where(paper, claim))}.*{slips}{published}{holds}{why}"
     lines = [f"- **{claim.status}** · {text}"]
     if sum(found.counts for found in claim.evidence) > 1:
         lines.append(f"  - Together: {'; '.join(map(str, claim.together))}.")
-    marks = {found.study.name: f"{_link(found.study)}{_mark(found, claim.holds)}" for found in claim.evidence}
-    if marks and claim.status == Status.NOT_RUN:
-        lines.append(f"  - Not counted: {'; '.join(marks.values())}.")
+    if claim.evidence and claim.status == Status.NOT_RUN:
+        links: dict[str, list[str]] = {}
+        for found in claim.evidence:
+            links.setdefault(_mark(found, claim.holds), []).append(_link(found.study))
+        marked = [f"{', '.join(dict.fromkeys(of_mark))}{mark}" for mark, of_mark in links.items()]
+        lines.append(f"  - Not counted: {'; '.join(marked)}.")
         return "\n".join(lines)
     for found in sorted(claim.evidence, key=lambda found: not found.counts):
         again = f" With other instructions: {'; '.join(map(str, found.again))}." if found.again else ""
-        lines.append(f"  - {marks[found.study.name]}: {'; '.join(map(str, found.effects))}.{again}")
+        mark = _mark(found, claim.holds)
+        lines.append(f"  - {_link(found.study)}{mark}: {'; '.join(map(str, found.effects))}.{again}")
     return "\n".join(lines)
 
 
