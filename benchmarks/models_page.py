@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STRANGERS = ROOT / "benchmarks" / "results" / "strangers.json"
 TABLE, PAGE = ROOT / "benchmarks" / "results" / "in_place.json", ROOT / "docs" / "models.md"
 SHORT = {"in place": "yes", "overlapping or layered stem": "stem"}
+REMEDY = "Write norm(kind=rms,exact=false), which keeps the weights and alters the outputs."
 INTRODUCTION = """# Models and changes
 
 Find your model on this page, and read its row. `vm.apply(model, *changes)` reads a model exactly and returns a vitmods
@@ -20,7 +21,7 @@ ViT, which supports nearly every change ([how](foreign-models.md)), or [changes 
 class. The tables show changes in place; `in_place=True` asks for them.
 
 Each model was tested at reduced size, as it is when new and with random weights ({versions}). Each `yes` was
-compared with the definition of the change, computed from what is known of the library.
+compared with the definition of the change. A name stands for all models of its structure, whose number is in brackets.
 
 | cell | meaning |
 | --- | --- |
@@ -49,9 +50,6 @@ def page(record: dict[str, Any]) -> str:
         lines = [
             f"## {part}",
             "",
-            f"{result['models']} models, {result['read']} of them read. A name stands for all models of its structure, "
-            "whose number is in brackets.",
-            "",
             f"| model | read | {' | '.join(names)} |",
             f"| --- | --- | {' | '.join('---' for _ in names)} |",
             f"| all {result['models']} | {result['read']} | {' | '.join(map(str, totals))} |",
@@ -63,14 +61,15 @@ def page(record: dict[str, Any]) -> str:
         lines += grouped(of_cells)
         parts.append("\n".join(lines) + "\n")
     parts.append(strangers(json.loads(STRANGERS.read_text())))
-    reasons = ["## Reasons", "", "What the refusals of the tables say; `...` stands for a module.", ""]
+    intro = f"The refusals of the tables; `...` stands for a module. Those of `rms` go on: {REMEDY}"
+    reasons = ["## Reasons", "", intro, ""]
     of_message: dict[str, list[str]] = {}
     for result in record["results"].values():
         for message, names in result["messages"].items():
             if not message.startswith(("has it", "overlapping")):
                 of_message.setdefault(message, []).extend(names)
     for message, names in of_message.items():
-        reasons.append(f"- {', '.join(dict.fromkeys(names))}: {message.replace('|', '/')}")
+        reasons.append(f"- {', '.join(dict.fromkeys(names))}: {message.replace('|', '/').replace(f' {REMEDY}', '')}")
     parts.append("\n".join(reasons) + "\n")
     return "\n".join(parts)
 

@@ -43,23 +43,22 @@ the effects by change and data set.
 
 \\* Its scores were not kept: it cannot be recomputed, and decides no claim.
 
-In the images, a diamond is the mean difference to base, the line its 95 % interval, and the band the margin.
-`vitmods report FOLDER --out answer.svg` writes them, `vitmods report FOLDER` [the full report](report.md); where the
-site links to one, it was made from the study's stored results when the site was built.
+Each entry has the difference of each arm to base in points, its 95 % interval and the verdict. In the images, a diamond
+is the difference, the line its interval, and the band the margin; `vitmods report FOLDER --out answer.svg` draws them.
+Where the site links to a [full report](report.md), it was made from the study's stored results when the site was built.
+"Older numbers" marks a study of an earlier version of vitmods: now its command may give other numbers.
 """
 CHECK = """## Check it yourself
 
-The scores of an entry are in `docs/gallery/scores`, for each trial and test image: right or wrong, as packed bits. A
-script of numpy and scipy alone makes the intervals again, and the statuses of the [claims](claims.md) that they decide:
+`docs/gallery/scores` has the scores of an entry, for each trial and test image: right or wrong, in packed bits.
+A script of numpy and scipy alone recomputes the intervals, and the statuses of [claims](claims.md) that they decide:
 
 ```sh
 python docs/gallery/recompute.py
 ```
-
-An entry without scores is marked, and decides no claim.
 """
-UNKEPT = "Its scores were not kept: it cannot be recomputed, and decides no claim."
-OLDER = "From version {} of the numbers of trials, now {}: the command may give other ones."
+UNKEPT = "Scores not kept."
+OLDER = "Older numbers."
 DATASETS = """## Data sets
 
 What the commands above were run on. `path/to/NAME` is a folder of the data set named NAME below.
@@ -188,14 +187,17 @@ def page(folder: Path = HERE) -> str:
         averaged = ", on average over the other changes on and off" * is_factorial
         parts.append(f"## {facts['title']}\n\n{facts['says']}\n")
         parts.append(f"![{facts['headline']}](gallery/{name}.svg)\n")
-        effects = "; ".join(f"{arm} {effect}" for arm, effect in facts["effects"].items())
-        parts.append(f"{effects}{averaged}. {counts}, {facts['date']}, {facts['machine']}.\n")
+        by_verdict: dict[str, list[str]] = {}
+        for arm, effect in facts["effects"].items():
+            numbers, bracket, verdict = effect.rpartition("]")
+            by_verdict.setdefault(verdict.strip(), []).append(f"{arm} {numbers}{bracket}")
+        effects = "; ".join(f"{verdict}: {', '.join(arms)}" for verdict, arms in by_verdict.items())
+        is_older = facts.get("facts", {}).get("numerics", NUMERICS) != NUMERICS
+        marks = [OLDER] * is_older + [UNKEPT] * (not (folder / "scores" / f"{name}.json").exists())
+        of_run = f"{counts}, {facts['date']}, {facts['machine']}"
+        parts.append(f"{' '.join([f'{effects}{averaged}. {of_run}.', *marks])}\n")
         if "notes" in facts:
             parts.append(f"*{'; '.join(note.rstrip('.') for note in facts['notes'])}.*\n")
-        if "facts" in facts and facts["facts"].get("numerics", NUMERICS) != NUMERICS:
-            parts.append(f"*{OLDER.format(facts['facts']['numerics'], NUMERICS)}*\n")
-        if not (folder / "scores" / f"{name}.json").exists():
-            parts.append(f"*{UNKEPT}*\n")
         if (folder / f"{name}.tar.xz").exists():
             parts.append(f"<!-- report: {name} -->\n")
         parts.append(f"```console\n$ {facts['command']}\n```\n")
@@ -216,7 +218,10 @@ def _row(facts: Mapping[str, Any], kept: bool) -> str:
     for arm, text in facts["effects"].items():
         numbers, _, verdict = text.rpartition("] ")
         by_verdict.setdefault(verdict or "open", []).append(f"{arm} {numbers.partition(' ')[0]}")
-    answer = "; ".join(f"{verdict}: {', '.join(arms)}" for verdict, arms in by_verdict.items())
+    undecided = by_verdict.pop("open", [])
+    answers = [f"{verdict}: {', '.join(arms)}" for verdict, arms in by_verdict.items()]
+    answers += [f"{len(undecided)} open"] if undecided else []
+    answer = "; ".join(answers)
     mark = "" if kept else r" \*"
     return f"| [{facts['title']}](#{anchor}){mark} | {answer} | {data} | {facts['seeds']} |"
 

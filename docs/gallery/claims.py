@@ -16,17 +16,28 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vitmods.papers import PAPERS, TABLES
-from vitmods.papers.claims import STUDIES, Claim, GalleryStudy, Status, counted, studies
+from vitmods.papers.claims import (
+    CONDITIONS,
+    STUDIES,
+    Claim,
+    ClaimTest,
+    GalleryStudy,
+    Status,
+    condition_text,
+    counted,
+    is_met,
+    studies,
+)
 from vitmods.stats.tables import signed
 from vitmods.study.arms import Arm, arms_from_text
 from vitmods.study.candidates import KNOWN
-from vitmods.study.evidence import Finding, together
+from vitmods.study.evidence import Finding, OfChange, together
 
 DOCS = Path(__file__).resolve().parents[1]
 GALLERY = DOCS / "gallery"
@@ -37,8 +48,8 @@ OURS = "\n## Our numbers\n\n"
 _EFFECT = re.compile(r"([+−]?[\d.]+) \[([+−]?[\d.]+), ([+−]?[\d.]+)\] .+")
 HEAD = """# Claims of the papers
 
-{count} claims of five documents, in our words: {counted}. The [gallery](gallery.md)'s studies
-are small: digits and photographs of 8 to 64 px, models of a few blocks. `vitmods paper claims` prints this list.
+{count} claims of five documents, in our words: {counted}. `vitmods paper claims` prints them. The
+[gallery](gallery.md)'s studies are small: images of 8 to 64 px, models of a few blocks.
 
 <!-- Written by docs/gallery/claims.py from src/vitmods/papers/tables. -->
 
@@ -50,24 +61,28 @@ RULES = """## How a claim gets its status
 
 | status | when |
 | --- | --- |
-| proven | a test shows the claim without training; it is named |
-| seen here | the interval is on the claimed side of zero; of "no gain" or "no loss": it excludes the contrary |
+| proven | a test shows the claim without training |
+| seen here | the interval is on the claimed side of zero; for "no gain" or "no loss": it excludes the contrary |
 | not seen here | it excludes the smallest published effect |
-| too wide to test | it does neither, or its half-width is more than twice the largest published effect |
-| decided on one processor | seen or not seen, but not again with other instructions of a processor, or not run again |
-| other conditions | every study breaks a condition of the claim: effects are shown and do not count |
-| not run | no study of the gallery tests the claim, or none that can be recomputed; the reason is given |
+| too wide to test | neither, or its half-width is more than twice the largest published effect |
+| decided on one processor | seen or not seen, but not confirmed with other instructions of a processor |
+| other conditions | every study breaks a condition of the claim |
+| not run | no study tests the claim, or none that can be recomputed |
 
-A claim with a published size holds where its tables measured it: data, patches, depth, heads, recipe. One without a
-size holds where its sentence says; of Dual PatchNorm also with the patches of its paper alone, 16 and 32 px. A study
-that breaks a condition does not count, and neither does one whose [scores](gallery.md#check-it-yourself) were not kept.
+"For" has what a claim holds for: with a published size what its tables measured (data, patches, depth, heads, recipe),
+else what its sentence says; for Dual PatchNorm also only with the patches of its paper, 16 and 32 px. A study
+counts if it keeps all conditions and its [scores](gallery.md#check-it-yourself) were kept.
 
-The interval is that of all studies that count. Those of one data set may share trials and are one effect, no more
-certain than if they shared all; two data sets are weighted by precision and stand for themselves alone; of three or
-more it is a t interval of their effects, about data sets like these. For a claim without a published number, only the
-sign is tested; "no gain", "no loss" and "no difference" allow half a point. Effects are in points, with simultaneous
-95 % intervals.
+The interval is that of [all studies that count](statistics.md#several-studies-of-one-effect). For a claim without a
+published number, only the sign is tested; "no gain", "no loss" and "no difference" allow half a point. Effects are in
+points, with simultaneous 95 % intervals. In brackets: why a study does not count.
 """
+SHORT = {
+    "patch": "{} px",
+    "patch_values": "patches of {} values",
+    "recipe": "{} recipe",
+}
+"""Conditions that this page says in fewer words than CONDITIONS"""
 
 
 def studies_of(gallery: Path = GALLERY) -> dict[str, dict[str, Any]]:
@@ -98,10 +113,31 @@ def page() -> str:
     parts = [HEAD.format(count=len(claims), counted=counted(claims), answers=_answers()), RULES]
     for paper in PAPERS.values():
         parts.append(f"## {paper.title}\n\n[{paper.authors}]({paper.url}). {counted(paper.claims)}.\n")
-        parts += [_entry(paper.name, claim) for claim in paper.claims if claim.status != Status.NOT_RUN]
-        if not_run := [_entry(paper.name, claim) for claim in paper.claims if claim.status == Status.NOT_RUN]:
-            parts += [f"<details>\n<summary>Not run: {len(not_run)} claims</summary>\n", *not_run, "</details>\n"]
+        answered = [claim for claim in paper.claims if claim.status not in (Status.NOT_RUN, Status.PROVEN)]
+        parts += ["\n".join(_entry(paper.name, claim) for claim in answered) + "\n"] if answered else []
+        if not_run := [claim for claim in paper.claims if claim.status == Status.NOT_RUN]:
+            parts += [f"<details>\n<summary>Not run: {len(not_run)} claims</summary>\n", *_not_run(paper.name, not_run)]
+            parts.append("</details>\n")
     return "\n".join(parts)
+
+
+def _not_run(paper: str, claims: Sequence[Claim]) -> list[str]:
+    """The claims that nothing tests, by reason, with the conditions that all of them share."""
+    by_reason: dict[str, list[Claim]] = {}
+    for claim in claims:
+        by_reason.setdefault(claim.why, []).append(claim)
+    shared = {why: several for why, several in by_reason.items() if why and len(several) > 1}
+    alone = [claim for claim in claims if claim.why not in shared]
+    parts = ["\n".join(_entry(paper, claim) for claim in alone) + "\n"] if alone else []
+    for why, several in shared.items():
+        same = {
+            name: wanted
+            for name, wanted in several[0].holds.items()
+            if all(claim.holds.get(name) == wanted for claim in several)
+        }
+        entries = "\n".join(_entry(paper, claim, same, says_why=False) for claim in several)
+        parts.append(f"{_capital(why)}{f'; all for {_conditions(same)}' if same else ''}:\n\n{entries}\n")
+    return parts
 
 
 def _answers() -> str:
@@ -112,9 +148,9 @@ def _answers() -> str:
             for claim in paper.claims:
                 if claim.status != Status.NOT_RUN and is_proven == (claim.status == Status.PROVEN):
                     says = _capital(claim.says).replace("|", r"\|")
-                    rows.append(
-                        f"| {says} ([{paper.name}](#{_anchor(paper.title)})) | {claim.status} | {_best(claim)} |"
-                    )
+                    where = f", {_where(paper.name, claim)}" if is_proven else ""
+                    source = f"[{paper.name}](#{_anchor(paper.title)}){where}"
+                    rows.append(f"| {says} ({source}) | {claim.status} | {_best(claim)} |")
     return "\n".join(rows)
 
 
@@ -125,30 +161,74 @@ def _anchor(title: str) -> str:
 def _best(claim: Claim) -> str:
     """The proof, or the study with the narrowest intervals, of those that count if there are any."""
     if claim.proof:
-        return f"`{claim.proof.rpartition('::')[2]}`"
+        return f"`{claim.proof}`"
     best = min(claim.evidence, key=lambda test: (not test.counts, max(e.high - e.low for e in test.effects)))
-    return f"[{best.study.title}](gallery.md#{best.study.anchor}): {'; '.join(map(str, best.effects))}"
+    return f"{_link(best.study)}: {'; '.join(map(str, best.effects))}"
 
 
-def _entry(paper: str, claim: Claim) -> str:
+def _link(study: GalleryStudy) -> str:
+    return f"[{study.name}](gallery.md#{study.anchor})"
+
+
+def _where(paper: str, claim: Claim) -> str:
     tables = ", ".join(f"`{paper}-{name}`" for name in claim.tables if f"{paper}-{name}" in TABLES)
-    text = f"**{claim.status}** · {_capital(claim.says)}. *{_capital(claim.where)}{f'; {tables}' if tables else ''}.*"
-    lines = [f"- {text}", *(f"  - But {slip.says}." for slip in claim.slips)]
-    if claim.points:
-        lines.append(f"  - Published: {claim.effect} points.")
-    if claim.holds:
-        lines.append(f"  - Holds for: {claim.conditions}.")
-    if claim.proof:
-        lines.append(f"  - Proof: `{claim.proof}`.")
+    return f"{claim.where}{f'; {tables}' if tables else ''}"
+
+
+def _entry(paper: str, claim: Claim, said: Collection[str] = (), says_why: bool = True) -> str:
+    slips = "".join(f" But {slip.says}." for slip in claim.slips)
+    published = f" Published: {_ranges(claim.effect)}." if claim.points else ""
+    unsaid = {name: wanted for name, wanted in claim.holds.items() if name not in said}
+    holds = f" For {_conditions(unsaid)}." if unsaid else ""
+    why = f" {_capital(claim.why)}." if claim.why and says_why else ""
+    text = f"{_capital(claim.says)}. *{_capital(_where(paper, claim))}.*{slips}{published}{holds}{why}"
+    lines = [f"- **{claim.status}** · {text}"]
     if sum(found.counts for found in claim.evidence) > 1:
         lines.append(f"  - Together: {'; '.join(map(str, claim.together))}.")
+    if claim.evidence and claim.status == Status.NOT_RUN:
+        links: dict[str, list[str]] = {}
+        for found in claim.evidence:
+            links.setdefault(_mark(found, claim.holds), []).append(_link(found.study))
+        marked = [f"{', '.join(dict.fromkeys(of_mark))}{mark}" for mark, of_mark in links.items()]
+        lines.append(f"  - Not counted: {'; '.join(marked)}.")
+        return "\n".join(lines)
     for found in sorted(claim.evidence, key=lambda found: not found.counts):
-        link = f"[{found.study.title}](gallery.md#{found.study.anchor})"
-        again = f" Again, with other instructions: {'; '.join(map(str, found.again))}." if found.again else ""
-        lines.append(f"  - {link}: {found.outcome}. {'; '.join(map(str, found.effects))}.{again}")
-    if claim.why:
-        lines.append(f"  - Not run: {claim.why}.")
-    return "\n".join(lines) + "\n"
+        again = f" With other instructions: {'; '.join(map(str, found.again))}." if found.again else ""
+        mark = _mark(found, claim.holds)
+        lines.append(f"  - {_link(found.study)}{mark}: {'; '.join(map(str, found.effects))}.{again}")
+    return "\n".join(lines)
+
+
+def _mark(found: ClaimTest, holds: Mapping[str, Any]) -> str:
+    """Why a study does not count; empty if it does."""
+    return "" if found.counts else f" ({_broken(found.study, holds) or 'scores lost'})"
+
+
+def _broken(study: GalleryStudy, holds: Mapping[str, Any]) -> str:
+    """What of a study is not as the claim holds for, as `digits, 2 px, 6 blocks`."""
+    broken = [name for name, wanted in holds.items() if not is_met(wanted, study.facts[name])]
+    values = [_listed(study.facts[name]) for name in broken]
+    shown = [" and ".join(map(str, value)) for value in values]
+    return ", ".join(_short(name).format(text) for name, text in zip(broken, shown, strict=True))
+
+
+def _conditions(holds: Mapping[str, Any]) -> str:
+    return _ranges(", ".join(_as_short(name, wanted) for name, wanted in holds.items()))
+
+
+def _as_short(name: str, wanted: Any) -> str:
+    """A condition in the words of SHORT."""
+    before, after = CONDITIONS[name].split("{}")
+    return _short(name).format(condition_text(name, wanted).removeprefix(before).removesuffix(after))
+
+
+def _short(name: str) -> str:
+    return SHORT.get(name, CONDITIONS[name])
+
+
+def _ranges(text: str) -> str:
+    """`0.7 to 1.9` as `0.7–1.9`."""
+    return re.sub(r"([\d.]+) to ([\d.]+)", r"\1–\2", text).replace("gain of", "gain").replace("loss of", "loss")
 
 
 def _capital(text: str) -> str:
@@ -163,7 +243,7 @@ def card_lines() -> Mapping[str, str]:
             for change in claim.changes:
                 by_change.setdefault(change, []).append(claim)
     return {
-        change: f"<!-- claims -->\nThe papers' [claims](../claims.md) about it, in our studies: {counted(claims)}.\n"
+        change: f"<!-- claims -->\n[Claims](../claims.md) about it: {counted(claims)}.\n"
         for change, claims in by_change.items()
     }
 
@@ -197,11 +277,7 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
         effect, low, high = (signed(number, 2) for number in study.effects[arm])
         rows.append(f"| {title} | `{short}` | {effect} [{low}, {high}] | {study.seeds} |")
         shown.add(study.name)
-    unkept = (
-        ""
-        if all(study.scores for study, *_ in effects)
-        else "\n\n\\* Its scores were not kept: it cannot be recomputed."
-    )
+    unkept = "" if all(study.scores for study, *_ in effects) else "\n\n\\* Scores not kept: cannot be recomputed."
     return (
         "<!-- numbers -->\n"
         "| study | arm | effect [95 % interval] | seeds |\n| --- | --- | --- | --- |\n"
@@ -242,11 +318,45 @@ def evidence_map() -> str:
             findings.append(Finding(short, "top-1", "points", True, 0.5, *of_study, *study.effects[arm], **how))
     every = together(findings)
     several = replace(every, changes=tuple(found for found in every.changes if len(found.sets) > 1))
-    alone = ", ".join(f"`{found.change}`" for found in every.changes if len(found.sets) == 1)
+    alone = ", ".join(_code(found.change) for found in every.changes if len(found.sets) == 1)
+    rows = "\n".join(row for found in several.changes for row in _rows_of(found))
+    by_facts: dict[str, list[str]] = {}
+    for found in several.changes:
+        by_facts.setdefault(" and ".join(found.differ_in), []).append(_code(found.change))
+    everywhere = len(by_facts) == 1
+    differ = " ".join(
+        f"Studies of {'each change' if everywhere else ', '.join(found)} differ in {facts or 'nothing'}."
+        for facts, found in by_facts.items()
+    )
     return (
-        f"<!-- map -->\n\n{several.to_markdown()}\n\nOn one data set alone, so that nothing is known of others: "
+        f"<!-- map -->\n\n| change | data set | top-1, 95 % interval | studies |\n| --- | --- | --- | --- |\n{rows}\n\n"
+        f"{differ} On one data set alone: "
         f"{alone}.\n\n<!-- end of map -->"
     )
+
+
+def _rows_of(found: OfChange) -> Iterator[str]:
+    """The rows of a change: its effect on each data set, and what they say of others."""
+    change = _code(found.change)
+    effects = found.effects
+    for effect in effects:
+        low, high = effect.interval
+        numbers = f"{signed(effect.effect, 2)} [{signed(low, 2)}, {signed(high, 2)}]"
+        of_set = found.sets.get(effect.arm, ())
+        about = "; ".join(
+            f"[{one.study}](gallery.md#{studies()[one.study].anchor}), "
+            + (f"{one.images:,} images, {one.seeds} seeds, {one.design}" if one.design else f"{one.seeds} seeds")
+            for one in of_set
+        )
+        if not about and found.other:
+            is_mean = effect is effects[-2]
+            about = str(found.verdict) if is_mean else f"sd of true effects {found.other.spread:.2f}"
+        yield f"| {change} | {effect.arm} | {numbers} | {about} |"
+        change = ""
+
+
+def _code(change: str) -> str:
+    return f"`{change}`"
 
 
 def _several(fact: Any) -> str:
