@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from paired import one_thread, paired, report
+from sklearn.datasets import load_sample_images
 
 from vitmods.papers.corruptions import CORRUPTIONS, EXTRA, corrupt, strength
 from vitmods.papers.corruptions.functions import FILES
@@ -61,8 +62,16 @@ def pair(name: str, images: torch.Tensor, textures: Path | None) -> dict[str, Ca
     }
 
 
+def photographs(side: int) -> torch.Tensor:
+    """uint8 (2, 3, side, side): two photographs of scikit-learn, thinned out and cut."""
+    step = max(1, 352 // side)
+    thin = [photograph[::step, ::step].transpose(2, 0, 1) for photograph in load_sample_images().images]
+    middles = [image[:, (image.shape[1] - side) // 2 :, (image.shape[2] - side) // 2 :] for image in thin]
+    return torch.from_numpy(np.stack([image[:, :side, :side] for image in middles]))
+
+
 def measure(side: int, rounds: int, textures: Path | None) -> dict[str, Any]:
-    images = module("corruption_images").photographs(side).repeat(BATCH[side] // 2, 1, 1, 1)
+    images = photographs(side).repeat(BATCH[side] // 2, 1, 1, 1)
     rows = {}
     for name in CORRUPTIONS + EXTRA:
         if name == "frost" and textures is None:

@@ -3,6 +3,7 @@ readings are shown, whether one of the printed specifications reads the set as i
 
 import itertools
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -184,6 +185,14 @@ PUBLIC = {
     "splits deep in the classes": ("{cat,dog}/images/{train,test}/{0-3}.jpg", "cat dog: test 8, train 8",
         "?splits=*/images/test:test,*/images/train:train"),
     "splits in one class": ("cat/{train,test}/{0-3}.jpg dog/{0-3}.jpg", "cat dog: train 12", "?splits=none"),
+    "lists beside the folder, as Food-101 has them": ("{cat,dog}/{0-4}.jpg", "cat dog: test 4, train 6",
+        "?splits=../meta/train.txt:train,../meta/test.txt:test", {"../meta/classes.txt": "cat\ndog\n",
+        "../meta/train.txt": "cat/0\ncat/1\ncat/2\ndog/0\ndog/1\ndog/2\n",
+        "../meta/test.txt": "cat/3\ncat/4\ndog/3\ndog/4\n"}),
+    "lists with labels, of two divisions": ("{cat,dog}/{0-1}.jpg", "cat dog: train 2, val 2",
+        "?splits=train1.txt:train,val1.txt:val", {"train1.txt": "cat/0.jpg 0\ndog/0.jpg 1\n",
+        "val1.txt": "cat/1.jpg 0\ndog/1.jpg 1\n", "train2.txt": "cat/1.jpg 0\ndog/1.jpg 1\n",
+        "val2.txt": "cat/0.jpg 0\ndog/0.jpg 1\n"}),
     "domains in splits": ("{train,test}/{clipart,sketch}/{cat,dog}/{0-1}.png", "cat dog: test 8, train 8",
         "?splits=train/clipart:train,train/sketch:train,test/clipart:test,test/sketch:test"),
     "images and masks in splits": ("{train,val}/{cat,dog}/{images,outlines}/{0-1}.png", "cat dog: train 4, val 4",
@@ -239,6 +248,10 @@ ORDINARY = {
         {"all.csv": table("path,label", "{cat,dog}/{0-2}.png", *"000111")}),
     "a table of groups": ("{cat,dog}/{0-2}.png", "cat dog: train 6", "",
         {"groups.csv": table("image,group", "{cat,dog}/{0-2}.png", *"abab")}),
+    "lists of other images": ("{cat,dog}/{0-2}.png", "cat dog: train 6", "",
+        {"train.txt": "cat/7.png\ndog/7.png\n", "test.txt": "cat/8.png\n"}),
+    "lists that share images": ("{cat,dog}/{0-1}.png", "cat dog: train 4", "",
+        {"train.txt": "cat/0.png\ndog/0.png\ncat/1.png\n", "test.txt": "cat/0.png\ndog/1.png\n"}),
     "a table of other things": ("{cat,dog}/{0-2}.png", "cat dog: train 6", "",
         {"log.csv": "step,loss\n0,1.5\n1,1.2\n"}),
     "a table of ages": ("{cat,dog}/{0-5}.png", "cat dog: train 12", "",
@@ -307,6 +320,20 @@ def test_folders_in_class_folders_are_named_with_what_reads_them(tmp_path, files
     for note in notes:
         assert f'"{tmp_path}?splits={way}"' in note
         assert found(open_source(f"{tmp_path}?splits={way}")) == f"{meant}: train 12"
+
+
+@pytest.mark.parametrize(("test", "words"), [
+    ("cat/0.png\n", "cat/0.png is in the lists of two splits"),
+    ("cat/1.png\nfox/9.png\n", "Line 2 of .*test.txt names fox/9.png, which .* does not have"),
+    ("cat/1.png\n", ""),
+])  # fmt: skip
+def test_lists_of_splits_that_do_not_fit_the_images(tmp_path, test, words):
+    draw(tmp_path, "{cat,dog}/{0-1}.png")
+    write_files(tmp_path, {"train.txt": "cat/0.png\ndog/0.png\n", "test.txt": test})
+    with pytest.raises(UserError, match=words) if words else nullcontext():
+        assert open_source(f"{tmp_path}?splits=train.txt:train,test.txt:test").warnings == [
+            "1 images that no list of a split names were left out."
+        ]
 
 
 @pytest.mark.parametrize(("files", "tables", "words"), [

@@ -110,7 +110,7 @@ def folder(path: str | Path, splits: str | None = None) -> Source:
             warnings.append(f"{count:,} images of {split} are in no class folder: {split} was not used.")
             del places[split]
     classes, records, more = _class_records(root, places)
-    seen, parts = find_lists(root, records["train"]) if records.keys() == {"train"} and splits is None else ({}, {})
+    seen, parts = find_lists(tree, records["train"]) if records.keys() == {"train"} and splits is None else ({}, {})
     if seen:
         counts = ", ".join(f"{len(part):,} for {split}" for split, part in parts.items())
         option = ",".join(f"{quote(file, safe='/. ')}:{split}" for file, split in seen.items())

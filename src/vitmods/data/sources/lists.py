@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from vitmods.data.records import SPLITS, Records, printable
-from vitmods.data.sources.layout import ending_of, is_dir, split_word, stem_of
+from vitmods.data.sources.layout import Tree, ending_of, is_dir, split_word, stem_of
 from vitmods.util.errors import UserError
 from vitmods.util.tables import IMAGE_NAMES, Finder, read_rows
 
 ENDINGS = {".txt", ".csv", ".tsv", ".lst", ".list"}
-MOST_ENTRIES = 1000  # of a folder in which lists are looked for
+MOST_ENTRIES, MOST_FOLDERS = 1000, 20  # of the folder above, in which lists are looked for
 TRIED = 50  # lines of a list
 NAMED = 0.9  # of the images, at least, that lists name together
 
@@ -53,13 +53,13 @@ def divide(records: Records, root: Path, lists: Mapping[str, str]) -> tuple[dict
     )
 
 
-def find_lists(root: Path, records: Records) -> tuple[dict[str, str], dict[str, Records]]:
+def find_lists(tree: Tree, records: Records) -> tuple[dict[str, str], dict[str, Records]]:
     """Find lists of a folder's images, in it and beside it: file, as a path from root -> split; and what they divide.
 
     Empty unless those of one folder name nearly all images, each in one split, and train is one of several.
     """
-    finder: Finder | None = None
-    for folder, names in _places(root):
+    root, finder = Path(tree.path), None
+    for folder, names in _places(tree):
         of_split: dict[str, str] = {}
         for name in sorted(names):
             word = split_word(stem_of(name)) if ending_of(name) in ENDINGS else None
@@ -80,17 +80,24 @@ def find_lists(root: Path, records: Records) -> tuple[dict[str, str], dict[str, 
     return {}, {}
 
 
-def _places(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the folder, the one above it, and the folders in both, each with the names of its files."""
-    for folder in (os.path.abspath(root), os.path.dirname(os.path.abspath(root))):
-        folders = []
-        with suppress(OSError), os.scandir(folder) as entries:
-            some = [entry for entry in islice(entries, MOST_ENTRIES) if not entry.name.startswith(".")]
-            folders = sorted(entry.path for entry in some if is_dir(entry) and entry.path != os.path.abspath(root))
-            yield folder, [entry.name for entry in some if entry.is_file()]
-        for below in folders:
-            with suppress(OSError), os.scandir(below) as entries:
-                yield below, [entry.name for entry in islice(entries, MOST_ENTRIES) if entry.is_file()]
+def _places(tree: Tree) -> Iterator[tuple[str, list[str]]]:
+    """Yield the folder, the one above it, and those in both without pictures, each with the names of its files."""
+    for inside in (tree, *(below for below in tree.folders.values() if not below.count)):
+        yield inside.path, inside.others
+    here = os.path.abspath(tree.path)
+    files, folders = _entries(os.path.dirname(here))
+    yield os.path.dirname(here), files
+    for path in folders if len(folders) <= MOST_FOLDERS else ():
+        if path != here:
+            yield path, _entries(path)[0]
+
+
+def _entries(folder: str) -> tuple[list[str], list[str]]:
+    """The names of files, and the paths of folders, of which the first ones of a large folder are enough."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        some = [entry for entry in islice(entries, MOST_ENTRIES) if not entry.name.startswith(".")]
+        return [e.name for e in some if not is_dir(e)], sorted(e.path for e in some if is_dir(e))
+    return [], []
 
 
 def _names(path: Path) -> Iterator[tuple[int, str]]:
