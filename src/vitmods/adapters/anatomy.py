@@ -73,8 +73,8 @@ class Anatomy:
         self.modules = dict(model.named_modules(remove_duplicate=False))  # a shared norm has two places
         self._order = {name: index for index, name in enumerate(self.modules)}
         self.rms = {name: gain for name, m in self.modules.items() if (gain := rms_gain(m)) is not None}
-        kinds = (nn.LayerNorm, *(kind.module for kind in NORMS.values()))
-        self.norms = {name for name, m in self.modules.items() if isinstance(m, kinds)} | self.rms.keys()
+        ours = tuple(kind.module for kind in NORMS.values())
+        self.norms = {n for n, m in self.modules.items() if isinstance(m, (nn.LayerNorm, *ours))} | self.rms.keys()
         self.written, self.mlps, self.maps = written, mlps, maps_of(model)
         self.attentions = self._find_attentions() if attentions is None else dict(attentions)
 
