@@ -134,18 +134,19 @@ def trial_facts(configs: Iterable[Mapping[str, Any]], command: str) -> dict[str,
         if config["arm"] != "base":
             continue
         model, schedule = config["model"], config["recipe"]["schedule"]
-        patch = model["patch_size"][0]
+        patch, count = model["patch_size"][0], config["data"]["splits"]["train"]["count"]
+        steps, batch = config["recipe"].get("steps"), config["recipe"]["batch_size"]
         cold = 0 in (schedule["warmup_epochs"], schedule["warmup_steps"])
         facts = {
             "data": config["data"]["name"],
-            "images": config["data"]["splits"]["train"]["count"],
+            "images": count,
             "patch": patch,
             "patch_values": patch * model["patch_size"][1] * model["in_chans"],
             "depth": model["depth"] * model["parallel"],
             "width": model["embed_dim"],
             "heads": model["num_heads"],
             "recipe": recipe[1] if recipe else "default",
-            "epochs": config["recipe"]["epochs"],
+            "epochs": config["recipe"]["epochs"] if steps is None else round(steps * batch / count),
             "warm_up": "without" if cold else "with",
             "start": "trained" if config.get("start_weights") else "new",
             "numerics": config["environment"].get("numerics", 1),

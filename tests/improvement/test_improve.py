@@ -110,7 +110,7 @@ def test_known_effects_are_those_of_models_from_scratch_and_every_change_parses(
         assert one["channels"] in (1, 3)
         assert math.isfinite(one["effect"])
     best = [candidate.change for candidate in promising(Setting(5000, 3, 768))]
-    assert best[:2] == ["levit", "hmlp"]
+    assert best[:2] == ["levit", "instancenorm"]
     assert "dpn" not in best
 
 

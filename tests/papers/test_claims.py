@@ -209,7 +209,8 @@ def test_facts_of_the_studies_are_those_of_their_commands_and_archives():
         assert facts["images"] == int(options.get("--limit-train", facts["images"]))
         assert ("--recipe" in options) == (facts["recipe"] != "default")
         if "--budget" not in options:
-            assert facts["epochs"] == int(options["--epochs"])
+            steps = int(options.get("--steps", 0)) * int(options.get("--batch-size", 0))
+            assert facts["epochs"] == int(options.get("--epochs", round(steps / facts["images"])))
             size, depth, _, patch, _ = parse_name(options["--base"])
             assert facts["patch"] == patch
             assert depth in (facts["depth"] if isinstance(facts["depth"], list) else [facts["depth"]])
