@@ -61,7 +61,7 @@ def page(record: dict[str, Any]) -> str:
         lines += grouped(of_cells)
         parts.append("\n".join(lines) + "\n")
     parts.append(strangers(json.loads(STRANGERS.read_text())))
-    intro = f"The refusals of the tables; `...` stands for a module. Those of `rms` go on: {REMEDY}"
+    intro = f"The refusals of the tables; `...` stands for a module. Those of `rms` continue: {REMEDY}"
     reasons = ["## Reasons", "", intro, ""]
     of_message: dict[str, list[str]] = {}
     for result in record["results"].values():

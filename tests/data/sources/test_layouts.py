@@ -189,6 +189,9 @@ PUBLIC = {
         "?splits=../meta/train.txt:train,../meta/test.txt:test", {"../meta/classes.txt": "cat\ndog\n",
         "../meta/train.txt": "cat/0\ncat/1\ncat/2\ndog/0\ndog/1\ndog/2\n",
         "../meta/test.txt": "cat/3\ncat/4\ndog/3\ndog/4\n"}),
+    "lists with a header": ("{cat,dog}/{0-1}.jpg", "cat dog: test 2, train 2",
+        "?splits=train.csv:train,test.csv:test", {"train.csv": "path,label\ncat/0.jpg,cat\ndog/0.jpg,dog\n",
+        "test.csv": "path,label\ncat/1.jpg,cat\ndog/1.jpg,dog\n"}),
     "lists with labels, of two divisions": ("{cat,dog}/{0-1}.jpg", "cat dog: train 2, val 2",
         "?splits=train1.txt:train,val1.txt:val", {"train1.txt": "cat/0.jpg 0\ndog/0.jpg 1\n",
         "val1.txt": "cat/1.jpg 0\ndog/1.jpg 1\n", "train2.txt": "cat/1.jpg 0\ndog/1.jpg 1\n",
@@ -322,12 +325,28 @@ def test_folders_in_class_folders_are_named_with_what_reads_them(tmp_path, files
         assert found(open_source(f"{tmp_path}?splits={way}")) == f"{meant}: train 12"
 
 
+def test_lists_name_images_with_spaces_and_labels(tmp_path):
+    write_files(tmp_path, [f"{kind}/{name}.jpg" for kind in ("hot dog", "ice cream") for name in ("a b", "c d")])
+    write_files(tmp_path, {"train.txt": "hot dog/a b.jpg 0\nice cream/a b.jpg 1\n",
+                           "test.txt": "hot dog/c d\nice cream/c d\n"})  # fmt: skip
+    with pytest.raises(UserError, match="has lists of its splits"):
+        open_source(tmp_path)
+    assert (
+        found(open_source(f"{tmp_path}?splits=train.txt:train,test.txt:test")) == "hot dog ice cream: test 2, train 2"
+    )
+
+
 @pytest.mark.parametrize(("test", "words"), [
     ("cat/0.png\n", "cat/0.png is in the lists of two splits"),
     ("cat/1.png\nfox/9.png\n", "Line 2 of .*test.txt names fox/9.png, which .* does not have"),
     ("cat/1.png\n", ""),
 ])  # fmt: skip
 def test_lists_of_splits_that_do_not_fit_the_images(tmp_path, test, words):
+    draw(tmp_path / "flat", "{0-3}.png")
+    write_files(tmp_path / "flat", {"train.txt": "0.png\n"})
+    with pytest.raises(UserError, match="does not have class folders"):
+        open_source(f"{tmp_path / 'flat'}?splits=train.txt:train")
+    tmp_path = tmp_path / "set"
     draw(tmp_path, "{cat,dog}/{0-1}.png")
     write_files(tmp_path, {"train.txt": "cat/0.png\ndog/0.png\n", "test.txt": test})
     with pytest.raises(UserError, match=words) if words else nullcontext():

@@ -99,6 +99,11 @@ def folder(path: str | Path, splits: str | None = None) -> Source:
     warnings += notes + [f"Beside the split folders, these folders were not used: {', '.join(unused)}."] * bool(unused)
     name = printable(root.resolve().name)
     bare = {split for split, some in places.items() if not any(label or place.filled for place, label in some)}
+    if bare == places.keys() and lists:
+        raise UserError(
+            f"{where} does not have class folders, whose images {first_of([*map(printable, lists)], 3)} could divide: "
+            "name a table of labels that has a column split (?labels=FILE)."
+        )
     if bare == places.keys() and tree.count:
         records = {}
         for split, some in places.items():

@@ -9,6 +9,7 @@ Lines name an image by its path, with or without ending, and may have more colum
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -25,6 +26,7 @@ ENDINGS = {".txt", ".csv", ".tsv", ".lst", ".list"}
 MOST_ENTRIES, MOST_FOLDERS = 1000, 20  # of the folder above, in which lists are looked for
 TRIED = 50  # lines of a list
 NAMED = 0.9  # of the images, at least, that lists name together
+_WHOLE = "\x1f"  # no file has it in a line, so that a line is one column
 
 
 def divide(records: Records, root: Path, lists: Mapping[str, str]) -> tuple[dict[str, Records], list[str]]:
@@ -36,13 +38,18 @@ def divide(records: Records, root: Path, lists: Mapping[str, str]) -> tuple[dict
     finder, split_of = Finder(records.ids), dict[int, str]()
     for file, split in lists.items():
         shown = printable(str(root / file))
-        for line, name in _names(root / file):
+        for line, name in _lines(root / file):
             try:
-                found = finder.find(name)
+                found = _find(finder, name)
             except ValueError as error:
                 raise UserError(f"Line {line} of {shown}: {printable(name)} {error}.") from None
+            if found is None and line == 1 and _is_header(name):
+                continue
             if found is None:
-                raise UserError(f"Line {line} of {shown} names {printable(name)}, which {root} does not have.")
+                raise UserError(
+                    f"Line {line} of {shown} names {printable(name)}, which {printable(str(root))} does not have: "
+                    "correct the line, or leave the list out of splits."
+                )
             if split_of.setdefault(position[found], split) != split:
                 raise UserError(f"{printable(found)} is in the lists of two splits: leave it out of one ({shown}).")
     parts = {split: sorted(i for i, other in split_of.items() if other == split) for split in SPLITS}
@@ -54,7 +61,7 @@ def divide(records: Records, root: Path, lists: Mapping[str, str]) -> tuple[dict
 
 
 def find_lists(tree: Tree, records: Records) -> tuple[dict[str, str], dict[str, Records]]:
-    """Find lists of a folder's images, in it and beside it: file, as a path from root -> split; and what they divide.
+    """Find lists of a folder's images, in it and next to it: file, as a path from root -> split; and what they divide.
 
     Empty unless those of one folder name nearly all images, each in one split, and train is one of several.
     """
@@ -67,7 +74,8 @@ def find_lists(tree: Tree, records: Records) -> tuple[dict[str, str], dict[str, 
                 continue
             finder = finder or Finder(records.ids)
             with suppress(UserError, ValueError):  # another kind of text, or names that several images have
-                first = [finder.find(text) for _, text in islice(_names(Path(folder, name)), TRIED)]
+                lines = islice(_lines(Path(folder, name)), TRIED)
+                first = [_find(finder, line) for number, line in lines if number > 1 or not _is_header(line)]
                 if first and all(first):
                     of_split[word[0]] = name
         if "train" not in of_split or len(of_split) < 2:
@@ -100,10 +108,20 @@ def _entries(folder: str) -> tuple[list[str], list[str]]:
     return [], []
 
 
-def _names(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number of each line of a list and the image that it names. Raises UserError for other files."""
-    header, rows = read_rows(path)
-    if header and header[0].lower() not in IMAGE_NAMES:  # the first line is one of them
-        yield 1, header[0]
-    for line, row in rows:
-        yield line, str((row or {}).get(header[0], ""))
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of each line that is not empty. Raises UserError for what is not text."""
+    header, rows = read_rows(path, delimiter=_WHOLE)
+    yield from ((1, line) for line in header)
+    for number, row in rows:
+        yield number, str((row or {}).get(header[0], ""))
+
+
+def _find(finder: Finder, line: str) -> str | None:
+    """The image that a line names: all of it (names may have spaces), or its first column. Raises ValueError where
+    several could be meant."""
+    columns = re.split(r"[,;\t|]", line)[0].strip(' "'), line.split()[0], line.rsplit(maxsplit=1)[0]
+    return next(filter(None, map(finder.find, dict.fromkeys([line, *columns]))), None)
+
+
+def _is_header(line: str) -> bool:
+    return re.split(r"[,;\t| ]", line.lower())[0].strip('"') in IMAGE_NAMES
