@@ -128,14 +128,14 @@ def _not_run(paper: str, claims: Sequence[Claim]) -> list[str]:
         by_reason.setdefault(claim.why, []).append(claim)
     shared = {why: several for why, several in by_reason.items() if why and len(several) > 1}
     alone = [claim for claim in claims if claim.why not in shared]
-    parts = ["\n".join(_entry(paper, claim) for claim in alone) + "\n"] if alone else []
+    parts = ["\n".join(_entry(paper, claim, says_status=False) for claim in alone) + "\n"] if alone else []
     for why, several in shared.items():
         same = {
             name: wanted
             for name, wanted in several[0].holds.items()
             if all(claim.holds.get(name) == wanted for claim in several)
         }
-        entries = "\n".join(_entry(paper, claim, same, says_why=False) for claim in several)
+        entries = "\n".join(_entry(paper, claim, same, says_why=False, says_status=False) for claim in several)
         parts.append(f"{_capital(why)}{f'; all for {_conditions(same)}' if same else ''}:\n\n{entries}\n")
     return parts
 
@@ -175,14 +175,16 @@ def _where(paper: str, claim: Claim) -> str:
     return f"{claim.where}{f'; {tables}' if tables else ''}"
 
 
-def _entry(paper: str, claim: Claim, said: Collection[str] = (), says_why: bool = True) -> str:
+def _entry(
+    paper: str, claim: Claim, said: Collection[str] = (), says_why: bool = True, says_status: bool = True
+) -> str:
     slips = "".join(f" But {slip.says}." for slip in claim.slips)
     published = f" Published: {_ranges(claim.effect)}." if claim.points else ""
     unsaid = {name: wanted for name, wanted in claim.holds.items() if name not in said}
     holds = f" For {_conditions(unsaid)}." if unsaid else ""
     why = f" {_capital(claim.why)}." if claim.why and says_why else ""
     text = f"{_capital(claim.says)}. *{_capital(_where(paper, claim))}.*{slips}{published}{holds}{why}"
-    lines = [f"- **{claim.status}** · {text}"]
+    lines = [f"- {f'**{claim.status}** · ' if says_status else ''}{text}"]
     if sum(found.counts for found in claim.evidence) > 1:
         lines.append(f"  - Together: {'; '.join(map(str, claim.together))}.")
     if claim.evidence and claim.status == Status.NOT_RUN:
@@ -273,7 +275,7 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
     for study, arm, short in effects:
         metric = "".join(f", {word}" for word in (study.metric, study.design) if word not in ("top-1", ""))
         mark = "" if study.scores else r" \*"
-        title = "" if study.name in shown else f"[{study.title}](../gallery.md#{study.anchor}){metric}{mark}"
+        title = "" if study.name in shown else f"[{study.name}](../gallery.md#{study.anchor}){metric}{mark}"
         effect, low, high = (signed(number, 2) for number in study.effects[arm])
         rows.append(f"| {title} | `{short}` | {effect} [{low}, {high}] | {study.seeds} |")
         shown.add(study.name)

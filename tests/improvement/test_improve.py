@@ -262,6 +262,26 @@ def test_base_is_kept_and_written_where_nothing_looks_better(tmp_path, monkeypat
     assert "Base is kept" in found.report().read_text()
 
 
+def test_a_confirmation_that_does_not_fit_what_is_left_is_tried_with_fewer_seeds(finished, tmp_path, monkeypatch):
+    out, confirm, asked = tmp_path / "out", Study.confirm, []
+    shutil.copytree(finished[1], out, ignore=shutil.ignore_patterns("confirm", "model"))
+
+    def only_few(study, folder, seeds, **how):
+        asked.append(seeds)
+        if seeds > fits:
+            raise UserError("Nothing fits 3 min.")
+        return confirm(study, folder, seeds, **how)
+
+    monkeypatch.setattr(Study, "confirm", only_few)
+    fits = 0
+    assert "is not confirmed yet" in run(out, budget="59m").headline
+    fits = 2
+    found = run(out, budget="59m")
+    assert asked == [3, 2, 3, 2]
+    assert found.is_tested
+    assert found.confirmed.seeds[:2] == [FRESH, FRESH + 1]
+
+
 def test_where_base_did_not_learn_in_the_screen_what_is_likely_is_confirmed_in_longer_trainings(tmp_path, monkeypatch):
     candidates = [Candidate("layerscale", 0.5, ""), Candidate("qknorm", 2.0, ""), Candidate("lr(3e-3)", None, "")]
     minute = module.Budget(seconds=60.0)

@@ -191,7 +191,10 @@ def test_a_warm_up_that_outlasts_the_trial_is_reported(record, dataset):
 
 
 def test_parallel_branches_of_a_shallow_model_are_advised_against(record):
-    (advice,) = record(["parallel", "dpn"])
+    advice, of_dpn = record(["parallel", "dpn"])
+    assert of_dpn.startswith("Arm dpn: its paper has patches of 768 values and more, here are 16")
+    assert record(["dpn(before=false)", "dpn(norm=only_learnable)", "dpn(before=whiten,after=false)"]) == []
+    assert not vm.DualPatchNorm().advice(vm.ViTConfig.from_name("Ti/16"))
     assert advice.startswith("Arm parallel: its paper has gains in deep models")
     (renamed,) = record(["p=parallel"])
     assert renamed.startswith("Arm p, parallel: its paper has gains in deep models")
@@ -201,7 +204,7 @@ def test_parallel_branches_of_a_shallow_model_are_advised_against(record):
     assert advised == {"S12x2/16": True, "B12x2/16": False, "S18x2/16": False}
     base = vm.vit("mu2/4", img_size=8)
     assert "advice" in str(vm.diff(base, vm.apply(base, change)))
-    assert "advice" not in str(vm.diff(base, vm.apply(base, vm.DualPatchNorm())))
+    assert "advice" not in str(vm.diff(base, vm.apply(base, vm.DualPatchNorm(before=False))))
 
 
 def test_the_norms_own_warning_is_not_repeated():

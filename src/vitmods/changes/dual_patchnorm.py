@@ -1,5 +1,6 @@
 """Dual PatchNorm: LayerNorms before and after the patch projection."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +20,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "only_learnable": {"kind": "scale_shift"},
     "no_learnable": {"kind": "layer", "affine": False},
 }
+_PUBLISHED_VALUES = 16 * 16 * 3  # of a patch: the least of Table 1
 _WHITENINGS: dict[str, tuple[tuple[str, Any], ...]] = {"whiten": (), "whiten_norm": (("norm", True),)}
 
 
@@ -115,6 +117,15 @@ class DualPatchNorm(Change):
         if not self.after_position:
             return config.with_(stem=stem)
         return config.with_(stem=stem, position_norm=norm, position_norm_on_prefix=self.class_token)
+
+    def advice(self, config: ViTConfig) -> str:
+        values = math.prod(config.patch_size) * config.in_chans
+        if values >= _PUBLISHED_VALUES or self.before in (False, "whiten") or self.norm == "only_learnable":
+            return ""
+        return (
+            f"its paper has patches of {_PUBLISHED_VALUES} values and more, here are {values}. With few, the norm of the "
+            "pixels takes away brightness and contrast that may distinguish the classes: try dpn(before=false) too."
+        )
 
     def fit(self, model: "nn.Module", images: "Iterable[Tensor]") -> bool:
         if self.start == "gentle":

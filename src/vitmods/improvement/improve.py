@@ -274,17 +274,19 @@ def improve(
     left = _until(limit, _confirming_s(answer, limit, options, count * len({BASE, arm.name})))
     found = replace(found, arm="" if is_base else arm.name)
     how: dict[str, Any] = {"arm": arm, "longer": True, "budget": left, "command": command, "options": options}
-    try:
-        confirmed = screen.confirm(out / SCREEN, count, **how)
-    except UserError as error:
-        if begun or left.seconds is None:
-            raise
-        say(options, f"Not confirmed in what is left of the time. {error}")
+    for seeds in dict.fromkeys((count, FEWEST_SEEDS)):
+        try:
+            found = replace(found, confirmed=screen.confirm(out / SCREEN, seeds, **how))
+            break
+        except UserError as error:
+            if begun or left.seconds is None:
+                raise
+            say(options, f"With {seeds} seeds the confirmation does not fit what is left of the time. {error}")
+    if found.confirmed is None:
         return found
-    found = replace(found, confirmed=confirmed)
     if not found.is_decided:
         return found
-    path, name = confirmed.path, arm.name if found.is_better else BASE
+    path, name = found.confirmed.path, arm.name if found.is_better else BASE
     say(options, f"Training {name} on all images.")
     settings = StudyFolder(path).known_facts().study()
     trained = retrain_study(settings, path, name, 0, options)
