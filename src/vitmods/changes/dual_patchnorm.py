@@ -123,8 +123,8 @@ class DualPatchNorm(Change):
         if values >= _PUBLISHED_VALUES or self.before in (False, "whiten") or self.norm == "only_learnable":
             return ""
         return (
-            f"its paper has patches of {_PUBLISHED_VALUES} values and more, here are {values}. With few, the norm of the "
-            "pixels takes away brightness and contrast that may distinguish the classes: try dpn(before=false) too."
+            f"its paper has patches of {_PUBLISHED_VALUES} values and more, here are {values}. The norm of the pixels "
+            "takes away brightness and contrast, which may distinguish the classes: try dpn(before=false) too."
         )
 
     def fit(self, model: "nn.Module", images: "Iterable[Tensor]") -> bool:
