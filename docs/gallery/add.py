@@ -45,7 +45,8 @@ the effects by change and data set.
 
 Each entry has the difference of each arm to base in points, its 95 % interval and the verdict. In the images, a diamond
 is the difference, the line its interval, and the band the margin; `vitmods report FOLDER --out answer.svg` draws them.
-Effects of a factorial study (seeds "per run") are averages over its other changes on and off.
+Seeds are the most that an arm has. In a factorial study they are those of a run, and effects are averages over its other
+changes on and off.
 Where the site links to a [full report](report.md), it was made from the study's stored results when the site was built.
 "Older numbers" marks a study of an earlier version of vitmods: now its command may give other numbers.
 """
@@ -184,8 +185,6 @@ def page(folder: Path = HERE) -> str:
         )
     ]
     for facts, name in entries:
-        is_factorial = facts.get("design") == "factorial"
-        counts = f"{facts['trials']} trials, up to {facts['seeds']} seeds per {'run' if is_factorial else 'arm'}"
         parts.append(f"## {facts['title']}\n\n{facts['says']}\n")
         parts.append(f"![{facts['headline']}](gallery/{name}.svg)\n")
         by_verdict: dict[str, list[str]] = {}
@@ -195,7 +194,7 @@ def page(folder: Path = HERE) -> str:
         effects = "; ".join(f"{verdict}: {', '.join(arms)}" for verdict, arms in by_verdict.items())
         is_older = facts.get("facts", {}).get("numerics", NUMERICS) != NUMERICS
         marks = [OLDER] * is_older + [UNKEPT] * (not (folder / "scores" / f"{name}.json").exists())
-        of_run = f"{counts}, {facts['date']}, {facts['machine']}"
+        of_run = f"{facts['trials']} trials, {facts['date']}, {facts['machine']}"
         parts.append(f"{' '.join([f'{effects}. {of_run}.', *marks])}\n")
         if "notes" in facts:
             parts.append(f"*{'; '.join(note.rstrip('.') for note in facts['notes'])}.*\n")

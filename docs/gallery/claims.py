@@ -331,7 +331,7 @@ def evidence_map() -> str:
         for facts, found in by_facts.items()
     )
     return (
-        f"<!-- map -->\n\n| change | data set | top-1, 95 % interval | studies |\n| --- | --- | --- | --- |\n{rows}\n\n"
+        f"<!-- map -->\n\n| change | data set | top-1, 95 % interval | studies (seeds) |\n| --- | --- | --- | --- |\n{rows}\n\n"
         f"{differ} On one data set alone: "
         f"{alone}.\n\n<!-- end of map -->"
     )
@@ -346,13 +346,13 @@ def _rows_of(found: OfChange) -> Iterator[str]:
         numbers = f"{signed(effect.effect, 2)} [{signed(low, 2)}, {signed(high, 2)}]"
         of_set = found.sets.get(effect.arm, ())
         about = "; ".join(
-            f"[{one.study}](gallery.md#{studies()[one.study].anchor}), "
-            + (f"{one.images:,} images, {one.seeds} seeds, {one.design}" if one.design else f"{one.seeds} seeds")
+            f"[{one.study}](gallery.md#{studies()[one.study].anchor}) ("
+            + (f"{one.seeds}, {one.design}, {one.images:,} images)" if one.design else f"{one.seeds})")
             for one in of_set
         )
         if not about and found.other:
             is_mean = effect is effects[-2]
-            about = str(found.verdict) if is_mean else f"sd of true effects {found.other.spread:.2f}"
+            about = str(found.verdict) if is_mean else f"sd between sets {found.other.spread:.2f}"
         yield f"| {change} | {effect.arm} | {numbers} | {about} |"
         change = ""
 

@@ -342,6 +342,7 @@ faults("class", folders, {f"split_file_{name}": (says, {}, split_file(*rows)) fo
 )})  # fmt: skip
 faults("class", folders, {
     "groups_that_are_one": ("Images to evaluate on are missing", {}, {"group_by": "png"}),
+    "groups_in_a_mapping": ("not a dict: write the groups into", {}, {"group_by": {"cat/0.png": "a"}}),
 })  # fmt: skip
 
 

@@ -229,7 +229,7 @@ def test_an_entry_of_a_factorial_study_has_the_effects_of_its_changes(
     assert gallery.UNKEPT not in page.partition("## Together")[2], "below the legend"
     assert "--out" not in page.partition("```console")[2]
     assert gallery.public("vitmods compare --data /home/me/pets --out /tmp/x") == "vitmods compare --data path/to/pets"
-    assert ". 12 trials, up to 2 seeds per run" in page
+    assert ". 12 trials, 20" in page
     assert "*No run can have levit with hmlp" in page
     claims = load("docs/gallery/claims.py")
     facts = claims.studies_of(tmp_path / "gallery")["together"]
@@ -240,7 +240,7 @@ def test_an_entry_of_a_factorial_study_has_the_effects_of_its_changes(
     assert {one["change"] for one in claims.known_effects()} == {"rms", "levit", "hmlp"}
     assert claims.numbers_of([(study, arm, short)]).count(", factorial | `rms` |") == 1
     monkeypatch.setattr(claims, "replace", lambda every, changes: replace(every, changes=every.changes))
-    assert claims.evidence_map().count(f"{study.facts['images']} images, 2 seeds, factorial") == 3
+    assert claims.evidence_map().count(f"(2, factorial, {study.facts['images']} images)") == 3
 
 
 def test_an_unfinished_factorial_study_is_no_entry_and_one_without_intervals_is_not_recomputed(

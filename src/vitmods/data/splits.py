@@ -325,6 +325,11 @@ class SplitOptions:
         ):
             if getattr(self, name) is not None:
                 self.refuse(reason, *excluded)
+        if not isinstance(self.group_by, str | Path | None):
+            raise UserError(
+                f"group_by is a regular expression or the path of a CSV file with the columns image and group, not a "
+                f"{type(self.group_by).__name__}: write the groups into such a file."
+            )
         if self.group_by and not str(self.group_by).lower().endswith(".csv"):
             _compile(self.group_by)
         for path in (self.split_file, self.group_by):
