@@ -267,6 +267,8 @@ READERS = {
     "yolo": ("data.yaml", YOLO["data.yaml"], {**YOLO, "labels/a.txt": b"0 .5 .5 .2 .2\n"}, "yolo:{}"),
     "yolo labels": ("labels/a.txt", b"0 .1 .1 .5 .1 .5 .5\n", YOLO, "yolo:{}"),
     "labels": ("labels.csv", b"file,labels,split\na.png,cat;dog,train\n", A, "{}/labels.csv"),
+    "lists": ("train.txt", b"c/a.png,c\nd/b.png,d\n", {"c/a.png": PIXELS, "d/b.png": PIXELS},
+              "{}?splits=train.txt:train"),
     "palette": ("palette.csv", b"name,r,g,b\ncat,1,1,1\ndog,2,2,2\n", M, "masks:{}"),
     "mask": ("masks/a.png", _image(mode="L"), NAMED, "masks:{}"),
     "mask classes": ("classes.txt", NAMED["classes.txt"], {**NAMED, "masks/a.png": _image(mode="P")}, "masks:{}"),

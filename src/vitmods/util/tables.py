@@ -4,10 +4,10 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 from unicodedata import normalize
 
 from vitmods.util.errors import UserError, explaining, needs
@@ -24,6 +24,7 @@ _SAMPLE = 1 << 14  # characters
 _OTHER_LETTERS = re.compile(r"[À-ÿ]{3}|[^\x00-\x7fÀ-ÖØ-öø-ÿŠŒŽšœžŸ€‘’“”–—…«»°²³µ·ºª§\xa0]")
 _WHOLE = re.compile(r"\s*([+-]?\d+)(\.0*)?\s*")
 
+K = TypeVar("K")
 Row = tuple[int, dict[str, Any] | None]
 """The number of a line and its values by column; None for a line of JSON that is not an object."""
 
@@ -82,6 +83,23 @@ def read_rows(path: Path, layout: str = "", errors: str = "strict", delimiter: s
         return _csv_rows(_decoded(raw, errors), name, layout, delimiter)
 
 
+def read_lines(path: Path) -> list[tuple[int, str]]:
+    """Read the number and the text of each line that is not empty. Raises UserError for what is not text."""
+    with explaining(
+        lambda error: f"{printable(str(path))} cannot be read as text in UTF-8: {error}.", OSError, ValueError
+    ):
+        lines = io.StringIO(_decoded(read_bytes(path, "text"), "strict"), newline=None)
+    return [(number, text) for number, line in enumerate(lines, 1) if (text := line.strip())]
+
+
+def divided(line: str, mark: str) -> list[str]:
+    """The cells of a line. Raises ValueError."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=mark, skipinitialspace=True))]
+    except csv.Error as error:
+        raise ValueError(error) from error
+
+
 def _decoded(raw: bytes, errors: str) -> str:
     """UTF-8, UTF-16, or what Windows writes in the West: of its letters at most two stand together beyond ASCII."""
     marks = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -134,24 +152,29 @@ def _csv_rows(text: str, name: str, layout: str, delimiter: str) -> tuple[list[s
         how["delimiter"] = " "
     reader = csv.reader(io.StringIO(text, newline=""), **how)
     header, rows = list[str](), list[Row]()
-    for values in reader:
+    lines = [(reader.line_num, values) for values in reader if any(value.strip() for value in values)]
+    if how["delimiter"] == " " and not is_header(lines[0][1]) and len({len(values) for _, values in lines}) > 1:
+        lines = [
+            (number, line.split(maxsplit=1)) for number, line in enumerate(text.splitlines(), 1)
+        ]  # labels of words
+    for number, values in lines:
         if not any(value.strip() for value in values):
             continue
         if not header:
-            header = [value.strip() or f"column {number}" for number, value in enumerate(values, 1)]
+            header = [value.strip() or f"column {i}" for i, value in enumerate(values, 1)]
             twice = {name for name, count in Counter(header).items() if count > 1}
-            header = [f"{name} ({number})" if name in twice else name for number, name in enumerate(header, 1)]
+            header = [f"{name} ({i})" if name in twice else name for i, name in enumerate(header, 1)]
             if len(header) > MOST_COLUMNS:
                 raise ValueError(f"it has more than {MOST_COLUMNS:,} columns")
             continue
         if any(values[len(header) :]):
             mark = {"\t": "tab", ",": "comma", ";": "semicolon", " ": "space"}.get(how["delimiter"], most[0])
             raise UserError(
-                f"Line {reader.line_num} of {name} has more columns than its first line: remove the extra {mark}, or "
+                f"Line {number} of {name} has more columns than its first line: remove the extra {mark}, or "
                 f"put the value that has it in double quotes.{layout}"
             )
         values += [""] * (len(header) - len(values))
-        rows.append((reader.line_num, dict(zip(header, values, strict=False))))
+        rows.append((number, dict(zip(header, values, strict=False))))
     return header, rows
 
 
@@ -201,8 +224,7 @@ def renamed(header: Iterable[str], same: Mapping[str, str]) -> dict[str, str]:
 def _loose(name: str) -> str:
     """The name of a file without differences of case, and without its ending and zeros in front where it is a number:
     spreadsheets take these away. The slash tells such a name from those of files."""
-    stem, dot, _ = name.rpartition(".")
-    return f"/{stem.lstrip('0') or '0'}" if dot and stem.isdigit() else f"/{name.casefold()}"
+    return f"/{match[1]}" if (match := re.fullmatch(r"0*(\d+)\.\w*", name)) else f"/{name.casefold()}"
 
 
 class Finder:
@@ -231,5 +253,33 @@ class Finder:
                 break
             found = closer
         if len(found) > 1:
-            raise ValueError(f"could be {printable(found[0])} or {printable(found[1])}: write its folder too")
+            raise ValueError(
+                f"could be {printable(found[0])} or {printable(found[1])}: write its folder and ending too"
+            )
         return found[0] if found else None
+
+
+def is_header(cells: Iterable[str]) -> bool:
+    """Whether a line has a usual name of the column that names images."""
+    return any(cell.lower().replace(" ", "_") in IMAGE_NAMES for cell in cells)
+
+
+def find_any(find: Callable[[str], str | None], text: str) -> str | None:
+    """The image of a name, or the name itself where several could be meant, or None."""
+    try:
+        return find(text)
+    except ValueError:
+        return text
+
+
+def naming(columns: Mapping[K, Sequence[str]], find: Callable[[str], str | None]) -> list[K]:
+    """The column of which more than half of the texts name images, most of them or with more of their path; several
+    columns where these are equal and name different images."""
+    images = {key: tuple(find_any(find, text) for text in texts) for key, texts in columns.items()}
+    ranks = {}
+    for key, found in images.items():
+        texts = {image: text for image, text in zip(found, columns[key], strict=True) if image}
+        rank = sum(1 + min(len(re.findall(r"[./\\]", name)) for name in pair) for pair in texts.items())
+        ranks[key] = rank if 2 * sum(map(bool, found)) > len(found) else 0
+    best = [key for key, rank in ranks.items() if rank and rank == max(ranks.values())]
+    return [*{images[key]: key for key in reversed(best)}.values()]

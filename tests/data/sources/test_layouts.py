@@ -196,6 +196,16 @@ PUBLIC = {
         "?splits=train1.txt:train,val1.txt:val", {"train1.txt": "cat/0.jpg 0\ndog/0.jpg 1\n",
         "val1.txt": "cat/1.jpg 0\ndog/1.jpg 1\n", "train2.txt": "cat/1.jpg 0\ndog/1.jpg 1\n",
         "val2.txt": "cat/0.jpg 0\ndog/0.jpg 1\n"}),
+    "trainval, deeper, for some images": ("{cat,dog}/{0-4}.jpg", "cat dog: test 2, train 4",
+        "?splits=meta/lists/trainval.txt:train,meta/lists/test.txt:test",
+        {"meta/lists/trainval.txt": "cat/0\ncat/1\ndog/0\ndog/1\n", "meta/lists/test.txt": "cat/2\ndog/2\n"}),
+    "UCF101": ("{cat,dog}/v_{0-1}.jpg", "cat dog: test 2, train 2",
+        "?splits=trainlist01.txt:train,testlist01.txt:test",
+        {"trainlist01.txt": "cat/v_0.jpg 1\ndog/v_0.jpg 2\n", "testlist01.txt": "cat/v_1.jpg\ndog/v_1.jpg\n"}),
+    "FGVC aircraft": ("images/100{0-7}.jpg", "707-320 A 310: test 4, train 4",
+        "?labels=images_variant_test.txt:test,images_variant_train.txt:train",
+        {"images_variant_train.txt": "1000 707-320\n1001 707-320\n1002 A 310\n1003 A 310\n",
+         "images_variant_test.txt": "1004 A 310\n1005 A 310\n1006 707-320\n1007 707-320\n"}),
     "domains in splits": ("{train,test}/{clipart,sketch}/{cat,dog}/{0-1}.png", "cat dog: test 8, train 8",
         "?splits=train/clipart:train,train/sketch:train,test/clipart:test,test/sketch:test"),
     "images and masks in splits": ("{train,val}/{cat,dog}/{images,outlines}/{0-1}.png", "cat dog: train 4, val 4",
@@ -325,6 +335,60 @@ def test_folders_in_class_folders_are_named_with_what_reads_them(tmp_path, files
         assert found(open_source(f"{tmp_path}?splits={way}")) == f"{meant}: train 12"
 
 
+LINES = {  # path, label, name of another image -> line of a list
+    "columns": ",Filename,Label\n{other},{path},{label}",
+    "a number first": "{other} {path}",
+    "numbers that are called as names": "id,path\n{other},{path}",
+    "a label first": "{label}\t{path}",
+    "commas in quotes": '"/my data/{path}",{label}',
+    "blanks in folders": "C:\\my data\\{path} {label}",
+    "a header of words": "Image Path\n{path}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("splits", ["train.csv:train,test.csv:test", "{root}/train.csv:train,{root}/test.csv:test"])
+def test_lists_that_say_the_same(tmp_path, name, splits):
+    draw(tmp_path, "cat/{0-3}.png dog/{4-7}.png")
+    *header, line = LINES[name].split("\n")
+    for split, numbers in (("train", "0145"), ("test", "2367")):
+        rows = [line.format(path=f"{c}/{i}.png", label=c, other=7 - int(i)) for i in numbers
+                for c in ["dog" if i > "3" else "cat"]]  # fmt: skip
+        write_files(tmp_path, {f"{split}.csv": "\n".join([*header, *rows]) + "\n"})
+    source = open_source(f"{tmp_path}?splits={splits.format(root=tmp_path)}")
+    assert source.splits["train"].ids == ("cat/0.png", "cat/1.png", "dog/4.png", "dog/5.png")
+    assert source.splits["test"].ids == ("cat/2.png", "cat/3.png", "dog/6.png", "dog/7.png")
+
+
+@pytest.mark.parametrize(("lists", "note"), [
+    ({"train.txt": "cat/0\ndog/0\n"}, 'train.txt were not used. If they are meant, write "?splits=train.txt:train"'),
+    ({"train.txt": "cat/0\n", "test.txt": "cat/0\n"}, "not used: cat/0.png is in the lists of two splits"),
+    ({"val.txt": "cat/0\n", "test.txt": "cat/1\n"}, 'write "?splits=val.txt:val,test.txt:test"'),
+    ({"train.txt": "cat/0\ncat/1\ndog/0\ndog/1\n", "README.txt": "cat/0\n"}, ""),
+    ({"train.txt": "torch\n", "test.txt": "pytest\n"}, ""),
+])  # fmt: skip
+def test_lists_that_are_not_used_are_named(tmp_path, lists, note):
+    draw(tmp_path, "{cat,dog}/{0-1}.png")
+    write_files(tmp_path, lists)
+    source = open_source(tmp_path)
+    assert found(source) == "cat dog: train 4"
+    assert len(source.warnings) == bool(note)
+    assert note in "".join(source.warnings)
+
+
+def test_lists_of_folders_that_can_be_read_in_several_ways(tmp_path):
+    draw(tmp_path, "a/{abbey,arch}/a{0-1}.jpg b/bar/b{0-1}.jpg")
+    write_files(tmp_path, {"Training_01.txt": "/a/abbey/a0.jpg\n/a/arch/a0.jpg\n/b/bar/b0.jpg\n",
+                           "Testing_01.txt": "/a/abbey/a1.jpg\n/a/arch/a1.jpg\n/b/bar/b1.jpg\n"})  # fmt: skip
+    lists = "Training_01.txt:train,Testing_01.txt:test"
+    with pytest.raises(UserError) as stopped:
+        open_source(f"{tmp_path}?splits={lists}")
+    assert f'"{tmp_path}?splits=a:train,b:train,{lists}"' in str(stopped.value)
+    assert found(open_source(f"{tmp_path}?splits=a:train,b:train,{lists}")) == "abbey arch bar: test 3, train 3"
+    assert found(open_source(f"{tmp_path}?splits=.:train,{lists}")) == "a b: test 3, train 3"
+    assert f"?splits=a:train,b:train,{lists}" in "".join(open_source(f"{tmp_path}?splits=a:train,b:train").warnings)
+
+
 def test_lists_name_images_with_spaces_and_labels(tmp_path):
     write_files(tmp_path, [f"{kind}/{name}.jpg" for kind in ("hot dog", "ice cream") for name in ("a b", "c d")])
     write_files(tmp_path, {"train.txt": "hot dog/a b.jpg 0\nice cream/a b.jpg 1\n",
@@ -340,19 +404,27 @@ def test_lists_name_images_with_spaces_and_labels(tmp_path):
     ("cat/0.png\n", "cat/0.png is in the lists of two splits"),
     ("cat/1.png\nfox/9.png\n", "Line 2 of .*test.txt names fox/9.png, which .* does not have"),
     ("cat/1.png\n", ""),
+    ("", "test.txt does not name any image"),
+    ("cat/1 copy.png\ndog/1.png\n", "Line 1 of .*test.txt names cat/1 copy.png, which"),
+    ("dog/1.png,dog\ncat/1.png,dog\n", r"Line 2 of .* says dog of cat/1.png, .*\?labels=train.txt:train,test.txt:test"),
+    ("cat/1.png,test\ndog/1.png,train\n", r"Line 2 of .* says train of dog/1.png, .* --split-file .*test.txt"),
+    ("cat/1.png|dog/1.png\n", "names different images in its columns"),
 ])  # fmt: skip
 def test_lists_of_splits_that_do_not_fit_the_images(tmp_path, test, words):
     draw(tmp_path / "flat", "{0-3}.png")
     write_files(tmp_path / "flat", {"train.txt": "0.png\n"})
-    with pytest.raises(UserError, match="does not have class folders"):
+    with pytest.raises(UserError, match=r"does not have class folders.*flat\?labels=train.txt:train"):
         open_source(f"{tmp_path / 'flat'}?splits=train.txt:train")
     tmp_path = tmp_path / "set"
     draw(tmp_path, "{cat,dog}/{0-1}.png")
-    write_files(tmp_path, {"train.txt": "cat/0.png\ndog/0.png\n", "test.txt": test})
+    write_files(tmp_path, {"train.txt": "cat/0.png\ndog/0.png\ncat/0.png\n", "test.txt": test})
     with pytest.raises(UserError, match=words) if words else nullcontext():
         assert open_source(f"{tmp_path}?splits=train.txt:train,test.txt:test").warnings == [
-            "1 images that no list of a split names were left out."
+            "1 images that no list of a split names were left out.",
+            "1 lines that repeat another were left out.",
         ]
+    with pytest.raises(UserError, match=r"train\.txt is named twice"):
+        open_source(f"{tmp_path}?splits=train.txt:train,train.txt:test")
 
 
 @pytest.mark.parametrize(("files", "tables", "words"), [

@@ -33,6 +33,10 @@ def stem(name):
     return name[4:-4]
 
 
+def other(name):
+    return name[4:-4].translate(str.maketrans("ab", "ba"))
+
+
 SAME = {  # what it is of: the content, the name of the file (labels.csv), options
     "as documented": [lines("file,labels", "{},{}".format)],
     "names of images": [lines("image_id,label", lambda n, c: f"{n[4:]},{c}")],
@@ -58,6 +62,8 @@ SAME = {  # what it is of: the content, the name of the file (labels.csv), optio
     "blanks between, without header": [lines("", "{} {}".format).lstrip(), "all.tsv"],
     "names without ending and header": [lines("", lambda n, c: f"{stem(n)} {c} 1 1").lstrip(), "all.tsv", "?label=cat"],
     "a repeated cell without header": [lines("", "{0},{1},{1}".format).lstrip(), "all.csv", "?label=cat (2)"],
+    "numbers of other images": [lines("id,name,label", lambda n, c: f"{other(n)},{n[4:]},{c}")],
+    "numbers of other images, without header": [lines("", lambda n, c: f"{other(n)},{n[4:]},{c}").lstrip()],
     "one column a class": [lines("file,cat,dog", lambda n, c: f"{n},{c == 'cat':d},{c == 'dog':d}.0")],
     "of an attribute list": [lines("image_id,cat,dog", lambda n, c: f"{n},{'1,-1' if c == 'cat' else '-1,1'}")],
     "true and false": [lines("file,cat,dog", lambda n, c: f"{n},{'TRUE,FALSE' if c == 'cat' else 'FALSE,TRUE'}")],
@@ -184,6 +190,7 @@ SAID = {  # what it is of: the table, options, what is read, what is said
     "lines twice": (
         "file,label\na0,cat\nb0,dog\nimg/a0.png,cat\n", "", "cat dog: train 2", "1 lines that repeat another"),
     "not a number": ("file,label\na0,cat\nb0,dog\na1,nan\n", "", "cat dog nan: train 3", "The label nan is a class of"),
+    "labels of words, without header": ("a0 A 310\nb0 707\na1 A 310\n", "?label=A 310", "707 A 310: train 3", ""),
     "scores": ("file,label,score\na0,cat,0.5\nb0,dog,0.5\na1,cat,0.5\n", "", "cat dog: train 3", ""),
 }  # fmt: skip
 
@@ -216,7 +223,7 @@ def test_names_that_could_be_two_images_are_asked(tmp_path):
 def test_names_of_images():
     finder = Finder(["a/1.png", "b/1.png", "a/2.png"])
     asked = {"a/1.png": "a/1.png", "x/a/1": "a/1.png", r"b\1.png": "b/1.png", "2.0": "a/2.png", "c/1": None,
-             "0002": "a/2.png", "A/2.PNG": "a/2.png"}  # fmt: skip
+             "0002": "a/2.png", "A/2.PNG": "a/2.png", "a/1.png,cat": None}  # fmt: skip
     assert {text: finder.find(text) for text in asked} == asked
     with pytest.raises(ValueError, match="could be"):
         finder.find("1")

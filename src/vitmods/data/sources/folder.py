@@ -5,11 +5,11 @@ directories (links that loop) are left out; all but hidden ones are counted in t
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unicodedata import normalize
-from urllib.parse import quote
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from vitmods.data.sources.layout import (
     places_of,
     understand,
 )
-from vitmods.data.sources.lists import divide, find_lists
+from vitmods.data.sources.lists import as_option, divide, find_lists
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, similar_folder
 from vitmods.util.tables import TABLES
@@ -88,8 +88,11 @@ def folder(path: str | Path, splits: str | None = None) -> Source:
         try:
             found, notes = understand(tree, where) if given is None else (given, [])
         except SeveralReadings as error:  # a table may say what is meant
-            lines = labels.specifications(error.tree, error.where)
-            raise UserError("\n".join([str(error), *lines])) from None
+            lines, text = labels.specifications(error.tree, error.where), str(error)
+            if lists:
+                option = as_option(lists)
+                text = re.sub(r'splits=(?:none|([^"]*))"', lambda m: f'splits={m[1] or ".:train"},{option}"', text)
+            raise UserError("\n".join([text, *lines])) from None
         if given is None and not lists and (table := labels.table_of(tree, found, where)):
             return table
     places = places_of(tree, found)
@@ -101,8 +104,9 @@ def folder(path: str | Path, splits: str | None = None) -> Source:
     bare = {split for split, some in places.items() if not any(label or place.filled for place, label in some)}
     if bare == places.keys() and lists:
         raise UserError(
-            f"{where} does not have class folders, whose images {first_of([*map(printable, lists)], 3)} could divide: "
-            "name a table of labels that has a column split (?labels=FILE)."
+            f"{where} does not have class folders, whose images {first_of([*map(printable, lists)], 3)} could divide. "
+            f'If they have the labels, write "{where}?labels={as_option(lists)}"; or name a table of labels that has a '
+            "column split (?labels=FILE)."
         )
     if bare == places.keys() and tree.count:
         records = {}
@@ -115,20 +119,26 @@ def folder(path: str | Path, splits: str | None = None) -> Source:
             warnings.append(f"{count:,} images of {split} are in no class folder: {split} was not used.")
             del places[split]
     classes, records, more = _class_records(root, places)
-    seen, parts = find_lists(tree, records["train"]) if records.keys() == {"train"} and splits is None else ({}, {})
-    if seen:
-        counts = ", ".join(f"{len(part):,} for {split}" for split, part in parts.items())
-        option = ",".join(f"{quote(file, safe='/. ')}:{split}" for file, split in seen.items())
-        raise UserError(
-            f"{where} has lists of its splits. Say whether they are meant:\n"
-            f'  the lists {first_of([*map(printable, seen)], 3)} ({counts}): --data "{where}?splits={option}"\n'
-            f"{in_words(tree, found, where)}, from which val and test are made"
-        )
     if lists:
         if records.keys() != {"train"}:
             raise UserError(f"{where} has split folders: leave the lists {first_of([*lists], 3)} out of splits.")
-        records, left = divide(records["train"], root, lists)
+        records, left = divide(records["train"], root, lists, classes)
         more += left
+    elif records.keys() == {"train"} and splits != "none":
+        seen, parts, notes = find_lists(tree, records["train"], classes)
+        more += notes
+        unnamed = len(records["train"]) - sum(map(len, parts.values()))
+        counts = [f"{len(part):,} for {split}" for split, part in parts.items()] + [f"{unnamed:,} for none"][:unnamed]
+        text = f"lists {first_of([*map(printable, seen)], 3)} ({', '.join(counts)})"
+        option = as_option(seen)
+        if seen and splits is None:
+            raise UserError(
+                f"{where} has lists of its splits. Say whether they are meant:\n"
+                f'  the {text}: --data "{where}?{"splits" if len(classes) > 1 else "labels"}={option}"\n'
+                f"{in_words(tree, found, where)}, from which val and test are made"
+            )
+        if seen:
+            more.append(f'The {text} were not used. If they are meant, write "?splits={splits},{option}".')
     return Source(name, tuple(map(printable, classes)), records, warnings + more)
 
 

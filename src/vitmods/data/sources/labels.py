@@ -12,7 +12,7 @@ and by their names; options name others. An image with one label in every line i
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,18 @@ from vitmods.data.sources.layout import (
     stem_of,
 )
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.tables import IMAGE_NAMES, TABLES, Finder, Row, cell, cells_of, read_rows
+from vitmods.util.tables import (
+    IMAGE_NAMES,
+    TABLES,
+    Finder,
+    Row,
+    cell,
+    cells_of,
+    find_any,
+    is_header,
+    naming,
+    read_rows,
+)
 from vitmods.util.text import first_of
 
 CSV = "labels.csv"
@@ -48,6 +59,7 @@ _LABELS = (
     *("species", "breed", "diagnosis", "dx"),
 )
 _OF_GROUPS = re.compile("patient|subject|person|lesion|scene|video|burst", re.IGNORECASE)
+_OF_IMAGES = {*IMAGE_NAMES} - {"id"}  # which may be of something else
 _SPLITS, _GROUPS = ("split", "subset", "partition", "set"), ("group",)
 _YES, _NO = {"1", "true", "yes", "x"}, {"0", "-1", "false", "no", ""}
 _NUMBER = re.compile(r"[+-]?\d*\.\d+(e[+-]?\d+)?")
@@ -178,10 +190,10 @@ def labeled(
 
 
 def _is_row(header: Sequence[str], rows: Sequence[Row], find: "Paths") -> bool:
-    """Whether the first line names an image where the next one does, and is no line of usual names."""
-    if not rows or {name.lower() for name in header} & {*IMAGE_NAMES}:
+    """Whether the first line names an image where the next one does, and is not a header."""
+    if not rows or is_header(header):
         return False
-    return any(_find(find, name) and _find(find, cell((rows[0][1] or {}).get(name))) for name in header)
+    return any(find_any(find, name) and find_any(find, cell((rows[0][1] or {}).get(name))) for name in header)
 
 
 class Paths:
@@ -273,9 +285,10 @@ def _columns(path: Path, header: list[str], rows: list[Row], options: Mapping[st
         direct = {name: sum(bool(find.direct(cell(row.get(name)))) for row in some) for name in ordered}
         images = [name for name in ordered if 2 * direct[name] > len(some)][:1]
     if not images and some:
-        found = {name: sum(bool(_find(find, cell(row.get(name)))) for row in some) for name in [*ordered, *header]}
-        best = max(found, key=lambda name: found[name], default="")
-        images = [best] if best and 2 * found[best] > len(some) else ordered[:1]
+        texts = {name: [cell(row.get(name)) for row in some] for name in [*ordered, *header]}
+        certain = {name: texts[name] for name in ordered if name.lower() in _OF_IMAGES}
+        if len(several := naming(certain, find) or naming(texts, find)) < 2:
+            images = several or ordered[:1]
     if not images:
         raise UserError(
             f"Which column of {file} names the images? Add ?file=COLUMN; it has {printable(', '.join(header))}. "
@@ -339,14 +352,6 @@ def _usual_labels(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> li
         if not any(_count(rows, name) == _count(rows, other) == count for other, count in pairs.items()):
             kept.append(name)
     return kept
-
-
-def _find(find: Callable[[str], str | None], text: str) -> str | None:
-    """The image of a name, one of those that it may mean, or None."""
-    try:
-        return find(text)
-    except ValueError:
-        return text
 
 
 def _count(rows: Sequence[Mapping[str, Any]], name: str) -> int:
@@ -495,10 +500,12 @@ def _named_in(
         return found
 
     few = rows[:_TRIED]
-    naming = sum(5 * sum(map(bool, paths(column, few))) >= 4 * len(few) for column in header)  # an image and its mask
-    for column in sorted(header, key=lambda name: name.lower() not in IMAGE_NAMES) if tree.count else ():
+    alike = sum(5 * sum(map(bool, paths(column, few))) >= 4 * len(few) for column in header)  # an image and its mask
+    best = naming({column: [cell(row.get(column)) for row in few] for column in header}, finder.find)
+    ordered = sorted(header, key=lambda name: (name.lower() not in _OF_IMAGES, name not in best))
+    for column in ordered if tree.count else ():
         named = sum(map(bool, found := paths(column, rows)))
-        if 5 * named * max(1, naming) >= 4 * tree.count or (not most and 5 * named >= 4 * len(rows)):
+        if 5 * named * max(1, alike) >= 4 * tree.count or (not most and 5 * named >= 4 * len(rows)):
             return column, found
     return "", []
 

@@ -38,7 +38,7 @@ _PARTS = frozenset(["archive", "batch", "chunk", "fold", "part", "shard", "split
 _KINDS = frozenset(["category", "class", "grade", "label", "level", "stage", "type"])
 _UNLABELED = frozenset(["unlabeled", "unlabelled", "unsup", "unsupervised"])
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_a-zA-Z]+")
-_COMPACT = re.compile(r"\b(train|training|val|valid|validation|dev|test|testing)(set|data|dataset|images|imgs)\b")
+_COMPACT = re.compile(r"\b(train|training|val|valid|validation|dev|test|testing)(set|data|dataset|images|imgs|list)\b")
 _TRIED = 3  # pictures that are compared with those that they may be made of
 _ALIKE = 0.4  # least correlation of a small copy with its original; filters differ
 _FEW_COLORS = 16  # of a mask
@@ -272,7 +272,10 @@ def parse_reading(text: str) -> dict[str, str]:
             f"splits: {printable(wrong)!r} is not understood. Write FOLDER:SPLIT, separated by commas, with the splits "
             f"{', '.join(SPLITS)}; or none, where the folders are classes without splits."
         )
-    return {name.strip("/") or ".": split for name, _, split in pairs}
+    names = [name if os.path.isfile(name) else name.strip("/") or "." for name, _, _ in pairs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"splits: {printable(twice)} is named twice: leave one out.")
+    return {name: split for name, (_, _, split) in zip(names, pairs, strict=True)}
 
 
 def places_of(top: Tree, reading: Reading) -> dict[str, list[tuple[Tree, str]]]:
@@ -294,7 +297,10 @@ def places_of(top: Tree, reading: Reading) -> dict[str, list[tuple[Tree, str]]]:
                 ]
                 found = [(tree, label) for tree, label in named if tree is not None]
         if not found:
-            raise UserError(f"splits: {printable(top.path)} does not have the folder {printable(pattern)}.")
+            raise UserError(
+                f"splits: {printable(top.path)} does not have the folder {printable(pattern)}, or a list of images at "
+                "this path."
+            )
         places.setdefault(split, []).extend(found)
     return {split: places[split] for split in SPLITS if split in places}
 
