@@ -331,9 +331,8 @@ def evidence_map() -> str:
         for facts, found in by_facts.items()
     )
     return (
-        f"<!-- map -->\n\n| change | data set | top-1, 95 % interval | studies (seeds) |\n| --- | --- | --- | --- |\n{rows}\n\n"
-        f"{differ} On one data set alone: "
-        f"{alone}.\n\n<!-- end of map -->"
+        "<!-- map -->\n\n| change | data set | top-1, 95 % interval | studies (seeds) |\n| --- | --- | --- | --- |\n"
+        f"{rows}\n\n{differ} On one data set alone: {alone}.\n\n<!-- end of map -->"
     )
 
 

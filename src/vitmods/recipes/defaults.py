@@ -49,7 +49,7 @@ def digits(epochs: int = 40) -> Recipe:
 def _rates(lr: float) -> tuple[Rate, ...]:
     """Rates of the parts of trained weights, from that of the last block (what was measured: docs/log/training.md)."""
     few = (Rate(part, 10 * lr) for part in ("biases", "lora", "dora", "prompts", "head"))
-    return Rate(ALL, lr, 0.7), Rate("attention", lr), Rate("norms", 3 * lr), *few
+    return Rate(ALL, lr, 0.7), Rate("norms", 3 * lr), *few
 
 
 @recipe(
