@@ -260,7 +260,7 @@ def effects_of_changes() -> Mapping[str, list[tuple[GalleryStudy, str, str]]]:
         arms = [arm for text in after for arm in arms_from_text(text) if arm.name in study.effects]
         by_page: dict[str, list[Arm]] = {}
         for arm in arms:
-            if len(arm.changes) == 1:
+            if len(arm.changes) == 1 and not arm.recipe:
                 page = arm.short if (DOCS / "changes" / f"{arm.short}.md").exists() else arm.changes[0].name
                 by_page.setdefault(page, []).append(arm)
         for page, of_page in by_page.items():
@@ -273,7 +273,8 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
     """The table of a change's effects."""
     rows, shown = [], set[str]()
     for study, arm, short in effects:
-        metric = "".join(f", {word}" for word in (study.metric, study.design) if word not in ("top-1", ""))
+        words = study.metric, study.design, "trained weights" if study.facts["start"] == "trained" else ""
+        metric = "".join(f", {word}" for word in words if word not in ("top-1", ""))
         mark = "" if study.scores else r" \*"
         title = "" if study.name in shown else f"[{study.name}](../gallery.md#{study.anchor}){metric}{mark}"
         effect, low, high = (signed(number, 2) for number in study.effects[arm])
@@ -313,7 +314,7 @@ def evidence_map() -> str:
     findings = []
     for study, arm, short in itertools.chain.from_iterable(effects_of_changes().values()):
         facts = study.facts
-        if study.metric == "top-1":
+        if study.metric == "top-1" and facts["start"] == "new":
             model = f"{_several(facts['depth'])} blocks, patches of {_several(facts['patch'])} px"
             of_study = study.name, set_of(str(facts["data"])), facts["images"], model, study.seeds
             how = {"length": f"{_several(facts['epochs'])} epochs", "design": study.design}

@@ -39,7 +39,7 @@ def write_evidence(evidence: Evidence, out: str | Path) -> Path:
     findings = [one for found in evidence.changes for one in found.findings]
     content = templates().get_template("evidence.html").render(
         e=evidence, headline=headline, forests=forests, has_arrows=has_arrows, listing=listing, version=__version__,
-        like_these=LIKE_THESE, further=FURTHER,
+        like_these=LIKE_THESE, further=FURTHER, has_claims=bool(claimed),
         studies=len({one.study for one in findings}), data_sets=sorted({one.data for one in findings}),
         named=lambda study: named(Path(study)),
     )  # fmt: skip

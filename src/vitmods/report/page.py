@@ -52,7 +52,7 @@ from vitmods.util.address import place
 from vitmods.util.limits import read_bytes
 from vitmods.util.registry import Registry
 from vitmods.util.remote import write_output
-from vitmods.util.text import plural
+from vitmods.util.text import plural, without_place
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,11 @@ class Page:
 
     @property
     def title(self) -> str:
-        base = f" {self.answer.base.model.name}" if len(self.answer.bases) == 1 else ""
+        base = (
+            f" {without_place(self.answer.base.model.name).removeprefix('path/to/')}"
+            if len(self.answer.bases) == 1
+            else ""
+        )
         return f"{self.answer.data['name']}: {f'which change helps{base}?' if self.answer.arms else base.strip()}"
 
     @property

@@ -45,7 +45,7 @@ def templates(package: str = "vitmods.report") -> Environment:
 
 def breakable(name: str) -> Markup:
     """Let a narrow column break a name after its punctuation, not within a word."""
-    return Markup("<wbr>").join(re.split(r"(?<=[(,+._])", name))
+    return Markup("<wbr>").join(re.split(r"(?<=[,+._])|(?<=\w\()", name))
 
 
 def code(words: str) -> Markup:
