@@ -50,6 +50,16 @@ def test_studies_below_a_folder_are_found_and_kept_apart_by_metric(runs):
     assert json.loads(json.dumps(found.to_dict()))["left_out"] == []
 
 
+def test_effects_in_trained_weights_are_named_by_the_folder_of_the_weights(runs, tmp_path):
+    shutil.copytree(runs / "digits", tmp_path / "digits")
+    file = tmp_path / "digits" / "study.json"
+    stored = json.loads(file.read_text())
+    stored["settings"]["start"] = {"source": "/home/me/dinov2_small"}
+    file.write_text(json.dumps(stored))
+    (one,) = evidence(tmp_path)["dpn, from trained weights"].sets["digits"]
+    assert one.conditions.startswith("dinov2_small at 8 px")
+
+
 def test_equal_images_are_one_data_set_whatever_they_are_called(runs, tmp_path):
     def copied(place, **data):
         shutil.copytree(runs / "digits", tmp_path / place)

@@ -81,7 +81,9 @@ def test_parts_as_arms_of_a_study(checkpoint, tmp_path):
     moved = {roles[name] for name, value in started.state_dict().items() if not torch.equal(after[name], value)}
     assert moved == {"attention", "positions", "head"}
 
-    assert "Trains only attention" in result.report().read_text()
+    page = result.report().read_text()
+    assert "Trains only attention" in page
+    assert f"which change helps {checkpoint.name}?" in page  # not where it is
     files = {path: path.read_bytes() for path in tmp_path.rglob("result.json")}
     assert run(make(checkpoint, [*study.settings.arms, "ffn"]), tmp_path).complete  # an arm more
     assert all(path.read_bytes() == content for path, content in files.items())
@@ -194,7 +196,7 @@ def test_each_arm_is_trained_at_the_rate_of_its_part(checkpoint):
 
     own, row = rates_of(), finetune().rates
     parts = {rate.part: (rate.lr, rate.layer_decay) for rate in row}
-    assert own == dict(zip(("base", "attention", "head", "train(norms)"), (parts[p] for p in PARTS), strict=True))
+    assert own == dict(zip(("base", "attention", "head", "train(norms)"), (parts.get(p, parts["all"]) for p in PARTS), strict=True))
     assert set(rates_of("--lr", "1e-5").values()) == {(1e-5, decay) for _, decay in own.values()}
     assert {decay for _, decay in rates_of("--layer-decay", "0.9").values()} == {0.9}
     assert rates_of("--arms", "dpn+train(head)", "dpn") == {
