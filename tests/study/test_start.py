@@ -196,7 +196,8 @@ def test_each_arm_is_trained_at_the_rate_of_its_part(checkpoint):
 
     own, row = rates_of(), finetune().rates
     parts = {rate.part: (rate.lr, rate.layer_decay) for rate in row}
-    assert own == dict(zip(("base", "attention", "head", "train(norms)"), (parts.get(p, parts["all"]) for p in PARTS), strict=True))
+    expected = [parts.get(part, parts["all"]) for part in PARTS]
+    assert own == dict(zip(("base", "attention", "head", "train(norms)"), expected, strict=True))
     assert set(rates_of("--lr", "1e-5").values()) == {(1e-5, decay) for _, decay in own.values()}
     assert {decay for _, decay in rates_of("--layer-decay", "0.9").values()} == {0.9}
     assert rates_of("--arms", "dpn+train(head)", "dpn") == {
