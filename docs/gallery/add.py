@@ -186,7 +186,7 @@ def page(folder: Path = HERE) -> str:
     ]
     for facts, name in entries:
         parts.append(f"## {facts['title']}\n\n{facts['says']}\n")
-        parts.append(f"![{facts['headline']}](gallery/{name}.svg)\n")
+        parts.append(f"![The effects that follow](gallery/{name}.svg)\n")
         by_verdict: dict[str, list[str]] = {}
         for arm, effect in facts["effects"].items():
             numbers, bracket, verdict = effect.rpartition("]")
