@@ -84,8 +84,9 @@ def test_big_visions_weight_decay_is_not_multiplied_by_lr():
 
 
 RATES = {
-    "all": (3e-4, 0.7), "ffn": (3e-4, 0.7), "positions+tokens": (3e-4, 0.7), "attention": (3e-4, None),
-    "norms+attention": (3e-4, None), "norms": (9e-4, None), "head": (3e-3, None),
+    "all": (3e-4, 0.7), "ffn": (3e-4, 0.7), "positions+tokens": (3e-4, 0.7), "attention": (3e-4, 0.7),
+    "norms+attention": (3e-4, 0.7), "norms+ffn": (3e-4, 0.7), "norms+head": (9e-4, None), "norms": (9e-4, None),
+    "head": (3e-3, None),
 }  # fmt: skip
 
 

@@ -348,8 +348,8 @@ class Recipe:
     task_parts: Annotated[tuple[TaskPart, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
     """parts of tasks; those that have only defaults are left out"""
     rates: Annotated[tuple[Rate, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
-    """the rates that `with_` sets with `train`: those of the first row that is trained, and of the row `all` for
-    everything and for other roles. A field that is set by itself holds for every row"""
+    """the rates that `with_` sets with `train`: those of the first row that is trained, or of the row `all` where
+    everything is, or a role without a row. A field that is set by itself holds for every row"""
     paper: Annotated[str, tyro.conf.Fixed, tyro.conf.Suppress] = field(default="", compare=False)
     """the recipe, as text, whose paper trains ViTs of its own (`vitmods.recipes.registry.network`): base is then one of
     them; empty: base is what its name says"""
@@ -459,8 +459,9 @@ class Recipe:
         if "train" not in overrides:
             return {**overrides, "rates": rates}
         part = TrainedPart.of(overrides["train"])
-        whole = next(rate for rate in rates if rate.part == ALL)
-        rate = whole if part.is_all else next((rate for rate in rates if rate.part in part.names), whole)
+        all_have_rows = part.names and part.names <= {rate.part for rate in rates}
+        names = part.names if all_have_rows else {ALL}
+        rate = next(rate for rate in rates if rate.part in names)
         return {"lr": rate.lr, "layer_decay": rate.layer_decay, **overrides, "rates": rates}
 
     def check_read(self, names: Collection[str]) -> None:
