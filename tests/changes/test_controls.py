@@ -9,6 +9,7 @@ import vitmods as vm
 from vitmods.changes.controls import controls
 from vitmods.cli import main
 from vitmods.model.flops import count_macs
+from vitmods.report import text
 from vitmods.study import Answer
 
 
@@ -60,17 +61,19 @@ def test_a_wider_mlp_costs_as_much(text):
     assert costs[0] > 1.01
 
 
-def test_the_dry_run_proposes_and_the_report_compares(tmp_path, capsys):
+def test_the_dry_run_proposes_and_the_report_compares(tmp_path, capsys, monkeypatch):
     command = ["compare", "--data", "digits", "--base", "mu2/4", "--seeds", "2", "--steps", "2", "--workers", "1"]
     assert main([*command, "--arms", "dtn", "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "dtn also brings a class token that joins late" in said
     assert "which the arm late=dtn(trade_off=1.0) tells apart" in said
     out = tmp_path / "study"
-    words = ["--arms", "dtn", "late=dtn(trade_off=1)", "--out", str(out), "--cost-seconds", "0", "--quiet"]
+    words = ["--arms", "dtn", "gpsa", "late=dtn(trade_off=1)", "--out", str(out), "--cost-seconds", "0", "--quiet"]
     assert main([*command, *words]) in (0, 1)
     assert "tells apart. Without" not in capsys.readouterr().err
     remark = Answer.load(out).headline.remarks["dtn"]
     assert remark.startswith("it also brings a class token that joins late, without a position, which late tells apart")
     assert "late" not in Answer.load(out).headline.remarks
+    monkeypatch.setattr(text, "not_learned", lambda answer: "")
+    assert text.headline(Answer.load(out)).count("also brings") == 1, "of both arms"
     assert remark in json.dumps(json.loads((out / "results.json").read_text()), ensure_ascii=False)

@@ -18,6 +18,7 @@ CARDS = sorted((ROOT / "docs" / "changes").glob("*.md"))
 HEADINGS = ["What it is", "Why", "Drawing", "Formula", "Use", "Published numbers", "Our numbers",
             "What it preserves and what it costs", "When not to use it"]  # fmt: skip
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+PLACES = r"(?<![\w:.])/(work|tmp|home|root|usr|mnt|data)/"  # of a machine
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +177,7 @@ def test_a_stored_study_still_opens_and_names_no_place_of_a_machine(build, archi
     assert facts["headline"] in page
     for arm, effect in facts["effects"].items():
         assert f"{arm}: {effect.rpartition(']')[0]}]" in page, "the numbers of the image"
-    assert not re.search(r"(?<![\w:.])/(work|tmp|home|root|usr|mnt|data)/", page)
+    assert not re.search(PLACES, page)
 
 
 def test_stored_studies_are_small():
@@ -259,6 +260,7 @@ def test_the_gallery_is_made_from_its_entries(gallery):
         narrow = entry.with_name(f"{entry.stem}-narrow.svg").read_text()
         for drawn in (image, narrow):
             assert len(drawn) < 40_000
+            assert not re.search(PLACES, drawn)
             assert ET.fromstring(drawn).get("aria-label") == facts["headline"]
         assert facts["command"].startswith("vitmods ")
         for effect in facts["effects"].values():

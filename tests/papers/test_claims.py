@@ -212,8 +212,7 @@ def test_facts_of_the_studies_are_those_of_their_commands_and_archives():
             steps = int(options.get("--steps", 0)) * int(options.get("--batch-size", 0))
             assert facts["epochs"] == int(options.get("--epochs", round(steps / facts["images"])))
             assert ("--from" in options) == (facts["start"] == "trained")
-            if facts["start"] == "trained":
-                continue
+        if "--base" in options:
             size, depth, _, patch, _ = parse_name(options["--base"])
             assert facts["patch"] == patch
             assert depth in (facts["depth"] if isinstance(facts["depth"], list) else [facts["depth"]])

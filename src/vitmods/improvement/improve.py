@@ -281,7 +281,7 @@ def improve(
         except UserError as error:
             if begun or left.seconds is None:
                 raise
-            say(options, f"With {seeds} seeds the confirmation does not fit what is left of the time. {error}")
+            say(options, f"Not confirmed with {seeds} seeds in what is left of the time. {error}")
     if found.confirmed is None:
         return found
     if not found.is_decided:

@@ -52,7 +52,7 @@ from vitmods.util.address import place
 from vitmods.util.limits import read_bytes
 from vitmods.util.registry import Registry
 from vitmods.util.remote import write_output
-from vitmods.util.text import plural, without_place
+from vitmods.util.text import plural
 
 
 @dataclass(frozen=True)
@@ -286,12 +286,10 @@ class Page:
 
     @property
     def title(self) -> str:
-        base = (
-            f" {without_place(self.answer.base.model.name).removeprefix('path/to/')}"
-            if len(self.answer.bases) == 1
-            else ""
+        base = "" if len(self.answer.bases) > 1 else self.answer.bases[0]
+        return (
+            f"{self.answer.data['name']}: {f'which change helps {base}'.rstrip() + '?' if self.answer.arms else base}"
         )
-        return f"{self.answer.data['name']}: {f'which change helps{base}?' if self.answer.arms else base.strip()}"
 
     @property
     def costs(self) -> list[tuple[str, BaseCost | None, list[tuple[str, ArmCost | None]]]]:

@@ -89,8 +89,12 @@ def headline(answer: Answer) -> str:
         return f"{question.scope}."
     these = "on these test images" * (answer.decision.generalize == "seeds")
     sentences = [verdicts(effects, f"{question.label}s", base, " and ".join(filter(None, [these, question.scope])))]
-    remarked = (effect.arm for effect in effects if effect.arm in question.remarks)
-    sentences += [f"{name}: {question.remarks[name]}." for name in remarked]
+    by_remark: dict[str, list[str]] = {}  # without its numbers
+    for name in (effect.arm for effect in effects if effect.arm in question.remarks):
+        by_remark.setdefault(question.remarks[name].partition(":")[0], []).append(name)
+    for remark, names in by_remark.items():
+        several = f"each {remark.removeprefix('it ')} (pairwise comparisons)"
+        sentences.append(f"{listing(names)}: {several if len(names) > 1 else question.remarks[names[0]]}.")
     sentences += [f"{fresh_text(other)}." for other in answer.questions.values() if other.has_fresh_seeds]
     return " ".join(sentences)
 

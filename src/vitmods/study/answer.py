@@ -42,7 +42,7 @@ from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import write_atomically, write_json
 from vitmods.util.registry import Registry
-from vitmods.util.text import listing, no_formula
+from vitmods.util.text import listing, no_formula, without_folders
 
 
 def outcomes(state: StudyState) -> Iterator[str]:
@@ -169,8 +169,9 @@ class Answer:
 
     @property
     def bases(self) -> list[str]:
-        """The models of base."""
-        return [*dict.fromkeys(str(setting.values.get("base", self.base.model.name)) for setting in self.under)]
+        """The models of base; of weights in a folder its name alone, as titles and pictures are shown to others."""
+        names = (str(setting.values.get("base", self.base.model.name)) for setting in self.under)
+        return [*dict.fromkeys(map(without_folders, names))]
 
     @property
     def varied(self) -> set[str]:

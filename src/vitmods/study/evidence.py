@@ -22,7 +22,7 @@ from vitmods.study.store import StudyFolder
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.latex import tabular, tex
-from vitmods.util.text import Printed, listing, plural, without_place
+from vitmods.util.text import Printed, listing, plural
 
 SHARED = 0.1  # of the images of the smaller of two studies, if they are of one data set
 
@@ -373,16 +373,12 @@ def _finding(path: Path, name: str, data: str, answer: Answer, effect: Effect) -
     change = (shown_by and shown_by[1]) or Arm.from_identity(name, answer.settings["arms"][name]).text or BASE
     change += ", from trained weights" * bool(answer.settings.get("start"))
     sweep = answer.settings.get("sweep", {})
-    start = answer.settings.get("start")
-    bases = sweep.get("base") or [start["source"] if start else answer.settings["base"]]
     others = [name for name in sweep if name not in ("base", "epochs", "steps")]
     design = answer.settings.get("design", {}).get("kind", "") or f"average over {listing(others)}" * bool(others)
     return Finding(
         change, answer.metric.title, effect.shown_unit, effect.higher_is_better, effect.margin, str(path), data,
         answer.data["splits"]["train"]["count"],
-        listing([
-            without_place(base).removeprefix("path/to/") if isinstance(base, str) else "own model" for base in bases
-        ]),
+        listing(answer.bases),
         effect.n, effect.effect, *effect.interval,
         pixels=f"{' x '.join(dict.fromkeys(map(str, answer.settings['img_size'])))} px", length=answer.length,
         design=design, verdict=effect.verdict,

@@ -118,6 +118,11 @@ def without_place(value: Any) -> Any:
     return [without_place(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def without_folders(name: str) -> str:
+    """Return a name as it is, or of a path only its last part."""
+    return str(without_place(name)).removeprefix("path/to/")
+
+
 def public_command(command: str, leave_out: Sequence[str] = ()) -> str:
     """Return a command of vitmods or Python with its paths as `path/to/NAME`.
 
