@@ -55,6 +55,7 @@ def test_effects_in_trained_weights_are_named_by_the_folder_of_the_weights(runs,
     file = tmp_path / "digits" / "study.json"
     stored = json.loads(file.read_text())
     stored["settings"]["start"] = {"source": "/home/me/dinov2_small"}
+    stored["models"]["base"]["name"] = "/home/me/dinov2_small"
     file.write_text(json.dumps(stored))
     (one,) = evidence(tmp_path)["dpn, from trained weights"].sets["digits"]
     assert one.conditions.startswith("dinov2_small at 8 px")
