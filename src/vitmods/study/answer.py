@@ -9,7 +9,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -333,16 +333,14 @@ def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = N
         models = {cell.arm.name: facts.models[cell.name] for cell in settings.cells_at(first)}
     _check_reference(settings, reference)
     state = StudyState(folder, settings, evaluated)
-    taken = tuple(looks(state))
+    taken, is_of_one_base = tuple(looks(state)), "base" not in first.to_dict()
     records, curves = with_curves(state, _without_spare(state, taken))
     decision, questions = settings.design.questions(state, taken, reference)
     (first_name, headline), costs = next(iter(questions.items())), _costs(folder, settings, reference)
-    if headline.against and "base" not in first.to_dict():  # bases may differ in what an arm brings along
-        remarks = dict(headline.remarks)
-        for arm, text in remarks_on_controls(settings.arms, models[BASE].config, decision).items():
-            remarks[arm] = "; ".join(filter(None, (remarks.get(arm), text)))
-        questions[first_name] = headline = replace(headline, remarks=remarks)
-    base_cost, arm_costs = costs[first] if "base" not in first.to_dict() else (None, {})
+    if is_of_one_base:  # others may differ in what an arm brings along
+        remarks = remarks_on_controls(settings.arms, models[BASE].config, decision)
+        questions[first_name] = headline = headline.with_remarks(remarks)
+    base_cost, arm_costs = costs[first] if is_of_one_base else (None, {})
     arms = {
         arm.name: arm_answer(state, models[arm.name], records, arm, decision, arm_costs) for arm in settings.every_arm
     }

@@ -7,7 +7,7 @@ import os
 import statistics
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -36,7 +36,7 @@ from vitmods.stats.sequential import ALPHA, LOOK_SEEDS, MAXIMUM_SEEDS
 from vitmods.stats.verdict import POINTS_PER_FRACTION
 from vitmods.study.arms import BASE
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials, slowdown
-from vitmods.study.cells import MOST_SEEDS, Cell
+from vitmods.study.cells import MOST_SEEDS, Cell, Trial
 from vitmods.study.design import DESIGNS
 from vitmods.study.executors import Keep
 from vitmods.study.frozen import times_at_other_sizes, trained_lines
@@ -377,37 +377,12 @@ def estimate(
     state = StudyState(runner.folder, settings, Evaluated(splits, constant, sizes=sizes))
     workers = study.workers(len(state.missing))
     parallel = min(workers, parallel_trials(options))
-    device = device_of(options.device)
-    stopwatch = stopwatch or Stopwatch(runner, device, budget, options.processes)
     on_one = replace(options, devices_per_trial=None, shard=False, workers=None)
     alone = min(workers_for(on_one, len(state.missing), study.trial_bytes), parallel_trials(on_one))
-    stopwatch.runner = runner
-    points = settings.tune.points
-    timed: dict[Cell, ArmEstimate] = {}
     reused = pool.find(state.missing) if pool else {}
-
-    def macs(setting: Point) -> int:  # other libraries' models are first
-        config = base_config(settings.cell(BASE, setting), dataset.num_classes)
-        return count_macs(config) if isinstance(config, ViTConfig) else 0
-
-    seeds = len(settings.seeds)
-    planned_of, for_tuning = trials_by_cell(settings), len(settings.seeds_for_tuning) * len(points)
-    beside = parallel * options.processes if budget.may_time else 1
-    with already_reported(), as_a_worker(device, beside, study.threads):
-        for setting in sorted(settings.sweep.points, key=macs):
-            is_open = any(state.selections[setting, arm.name].chosen is None for arm in settings.every_arm)
-            for cell, model in build_arms(settings, setting, dataset.num_classes):
-                trials = [trial for trial in state.records if (trial.arm, trial.setting) == (cell.arm, setting)]
-                trained = [trial.cell for trial in trials if not state.records[trial].ended and trial not in reused]
-                of_base = settings.matched_points * seeds if cell.arm.name == BASE and is_open else 0
-                trained += [cell] * (
-                    planned_of[cell] + for_tuning + of_base - len(trials)
-                )  # their point is not chosen yet
-                arm_time = timed[cell] = stopwatch.time(cell, model, trained, len(points))
-                if not quiet:
-                    times = f"{duration(arm_time.step_s)} a step, about {duration(arm_time.trial_s)} a trial"
-                    say(options, f"{len(timed):>3} of {len(settings.cells)}  {arm_time.arm}: {times}")
-                del model  # before the next one is built
+    stopwatch = stopwatch or Stopwatch(runner, device_of(options.device), budget, options.processes)
+    stopwatch.runner = runner
+    timed = _time_arms(study, state, stopwatch, parallel, reused, quiet)
     arms = [timed[cell] for cell in settings.cells]
     first = [record for trial, record in state.answered.items() if trial.setting == settings.sweep.points[0]]
     walls = [record.wall_s for record in first if record.arm == BASE and record.status == "finished" and record.wall_s]
@@ -423,7 +398,7 @@ def estimate(
         tuple(arms),
         workers,
         parallel,
-        {str(setting): stopwatch.steps(settings.cell(BASE, setting)) for setting in settings.sweep.points},
+        {str(setting): runner.steps(settings.cell(BASE, setting)) for setting in settings.sweep.points},
         {name: len(split) for name, split in dataset.splits.items()},
         known_spread(folder, state) or usual_spread(test_images),
         test_images,
@@ -441,32 +416,64 @@ def estimate(
     if budget.seconds is not None:
         slower = slowdown()
         after_s = seconds_after_trials(budget, options.cost_seconds * len(settings.sweep.points), slower)
-        reserve_s = (
-            MARGIN * budget.seconds + (workers > 1) * min(START_S * slower, MOST_FOR_COSTS * budget.seconds) + after_s
-        )
-        planned = replace(planned, reserve_s=budget.seconds - budget.left_s + reserve_s, spent=budget.spent())
+        start_s = (workers > 1) * min(START_S * slower, MOST_FOR_COSTS * budget.seconds)
+        reserve_s = budget.seconds - budget.left_s + MARGIN * budget.seconds + start_s + after_s
+        planned = replace(planned, reserve_s=reserve_s, spent=budget.spent())
     base = base_config(settings.cells[0], dataset.num_classes)
     sd, unit = (planned.spread.sd, planned.unit) if planned.spread else (1.0, "sd of a trial")
     proposals = (design.instead(settings, base, sd, unit) for design in DESIGNS.values() if design != settings.kind)
     planned = replace(planned, instead=" ".join(filter(None, proposals)))
     if not settings.is_settled and budget != ENDLESS:
         planned = fit_to_budget(budget, planned, least)
-    if planned.total_s <= LONG_S if budget.seconds is None else planned.in_time(len(planned.settings.seeds)):
-        return planned
-    if planned.refused is not None and budget.seconds is not None and settings.open >= {"base", "img_size", "epochs"}:
-        used_s = budget.seconds - budget.left_s + (workers > 1) * START_S
+    fits = planned.total_s <= LONG_S if budget.seconds is None else planned.in_time(len(planned.settings.seeds))
+    return planned if fits else replace(planned, suggestion=_smaller(planned, budget, least, command is not None))
+
+
+def _time_arms(
+    study: PreparedStudy, state: StudyState, stopwatch: Stopwatch, parallel: int, reused: Container[Trial], quiet: bool
+) -> dict[Cell, ArmEstimate]:
+    """Time a trial of each arm under each setting, with the trials that are to be run, but for those that are reused:
+    other libraries' models first, then by their size."""
+    settings, options, dataset = study.settings, study.options, study.dataset
+    seeds, points, timed = len(settings.seeds), settings.tune.points, dict[Cell, ArmEstimate]()
+    planned_of, for_tuning = trials_by_cell(settings), len(settings.seeds_for_tuning) * len(points)
+
+    def macs(setting: Point) -> int:
+        config = base_config(settings.cell(BASE, setting), dataset.num_classes)
+        return count_macs(config) if isinstance(config, ViTConfig) else 0
+
+    beside = parallel * options.processes if stopwatch.budget.may_time else 1
+    with already_reported(), as_a_worker(stopwatch.device, beside, study.threads):
+        for setting in sorted(settings.sweep.points, key=macs):
+            is_open = any(state.selections[setting, arm.name].chosen is None for arm in settings.every_arm)
+            for cell, model in build_arms(settings, setting, dataset.num_classes):
+                trials = [trial for trial in state.records if (trial.arm, trial.setting) == (cell.arm, setting)]
+                trained = [trial.cell for trial in trials if not state.records[trial].ended and trial not in reused]
+                of_base = settings.matched_points * seeds if cell.arm.name == BASE and is_open else 0
+                unchosen = planned_of[cell] + for_tuning + of_base - len(trials)  # trials whose point is not chosen yet
+                arm = timed[cell] = stopwatch.time(cell, model, trained + [cell] * unchosen, len(points))
+                if not quiet:
+                    times = f"{duration(arm.step_s)} a step, about {duration(arm.trial_s)} a trial"
+                    say(options, f"{len(timed):>3} of {len(settings.cells)}  {arm.arm}: {times}")
+                del model  # before the next one is built
+    return timed
+
+
+def _smaller(planned: Estimate, budget: Budget, least: int, is_shell: bool) -> str:
+    """Suggest what fits, where a study takes long or does not fit its budget."""
+    if planned.refused is not None and budget.seconds and planned.settings.open >= {"base", "img_size", "epochs"}:
+        used_s = budget.seconds - budget.left_s + (planned.workers > 1) * START_S
         needed_s = (planned.seconds(max(least, FEWEST)) + used_s) / (1 - MARGIN - MORE_MARGIN - 2 * MOST_FOR_COSTS)
         enough = f"{math.ceil(needed_s / 60)}m"
-        enough = f"--budget {enough}" if command is not None else f'budget="{enough}"'
-        return replace(planned, suggestion=f"This is the smallest study that is tried; {enough} is enough for it.")
-    budget_text, names = "--budget 2h", "--base, --img-size and --epochs"
-    if command is None:
-        budget_text, names = 'budget="2h"', "base, img_size and recipe"
-    suggestion = (
-        f"The study takes about {duration(planned.total_s)}. A new one with {budget_text} and without {names} takes "
-        "values that fit."
+        enough = f"--budget {enough}" if is_shell else f'budget="{enough}"'
+        return f"This is the smallest study that is tried; {enough} is enough for it."
+    limit, names = "--budget 2h", "--base, --img-size and --epochs"
+    if not is_shell:
+        limit, names = 'budget="2h"', "base, img_size and recipe"
+    return (
+        f"The study takes about {duration(planned.total_s)}. A new one with {limit} and without {names} takes values "
+        "that fit."
     )
-    return replace(planned, suggestion=suggestion)
 
 
 def trials_by_cell(settings: Settings) -> Counter[Cell]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitmods.data.augment import normalize, per_channel
 from vitmods.data.batch import Batch
@@ -28,7 +29,7 @@ from vitmods.data.sources.files import images_below
 from vitmods.data.threads import in_order
 from vitmods.study.checkpoints import GRAPHS, Checkpoint, Graph
 from vitmods.tasks.base import DEFAULT, TASKS, Predicted, Task
-from vitmods.train.device import place
+from vitmods.train.device import DeviceAndPrecision, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, make_folder, similar_folder, write_atomically
 from vitmods.util.limits import read_bytes
@@ -100,51 +101,27 @@ def predict(
     if annotations is not None and kind.annotate is Task.annotate:
         raise UserError(f"The task {kind.name} does not write annotations: leave them out (--annotations).")
     placement = place("cpu" if isinstance(trained.model, Graph) else device, trained.recipe.precision)
-    model = trained.model.to(placement.device)
+    predictor = _Predictor(trained, trained.model.to(placement.device), task, placement, names, top)
     if kind.inputs != "images":
         if unreadable == "skip":
             raise UserError("All inputs are read, or an error names the one that cannot be: leave unreadable=skip out.")
         inputs = task.read_files(paths, trained.data, int(settings["img_size"][-1]))
-        predictions = []
-        for keys in batched(inputs, batch_size):
-            index = torch.arange(len(keys))
-            batch = Batch(task.stack([inputs[key] for key in keys]), index, index)
-            with torch.inference_mode(), placement.autocast():
-                outputs = task.outputs(model, batch.to(placement.device))
-            rows = task.predictions(outputs.cpu(), names or (), top)
-            predictions += [{"image": key, **row} for key, row in zip(keys, rows, strict=True)]
-        return predictions
-    predictions, skipped, annotated = [], list[str](), list[Predicted]()
+        return [row for keys in batched(inputs, batch_size) for row in predictor.of_sequences(keys, inputs)]
+    predictions, skipped, annotated = list[dict[str, Any]](), list[str](), list[Predicted]()
     folder = None if draw is None else make_folder(expand_user(draw))
-    # Files are named after their images; where several share a name, after the folders above too.
-    below = os.path.commonpath([path.absolute().parent for path in paths])
-    are_unique = len({path.stem for path in paths}) == len(paths)
-    file_names = {
-        path: path.stem if are_unique else "-".join((*path.absolute().relative_to(below).parent.parts, path.name))
-        for path in paths
-    }
+    file_names = _file_names(paths)
     for part in batched(_read(trained, kind.target, paths, workers), batch_size):
         images_read = [(path, image) for path, image in part if isinstance(image, _Stored)]
         skipped += [f"{printable(str(path))}: {image}" for path, image in part if not isinstance(image, _Stored)]
         if skipped and unreadable == "stop":
             raise UserError(f"{skipped[0]}. Repair or remove it, or leave it out with --unreadable skip.")
-        if not images_read:
-            continue
-        with torch.inference_mode(), placement.autocast():
-            batch = _batch(trained, task, [image for _, image in images_read])
-            outputs = task.outputs(model, batch.to(placement.device))
-        if names is None:
-            names = tuple(map(str, range(outputs.shape[1])))
-            warnings.warn(f"{trained.source} does not name its classes: they are numbers from 0.", stacklevel=2)
-        rows = task.predictions(outputs.cpu() if isinstance(outputs, Tensor) else outputs, names, top)
+        rows = predictor.of_images([image for _, image in images_read]) if images_read else []
         for (path, image), row in zip(images_read, rows, strict=True):
             prediction = {"image": printable(str(path)), **row}
             if folder is not None:
-                pixels = middle(decode(read_bytes(path, "image"), 3)).transpose(1, 2, 0)
-                drawing = task.draw(np.ascontiguousarray(pixels), row, names)
-                assert drawing is not None
-                prediction["drawn"] = str(folder / f"{file_names[path]}.png")
-                write_atomically(Path(prediction["drawn"]), partial(Image.fromarray(drawing).save, format="PNG"))
+                drawn = folder / f"{file_names[path]}.png"
+                prediction["drawn"] = str(drawn)
+                _draw(task, path, row, predictor.classes or (), drawn)
             if annotations is not None:
                 annotated.append(Predicted(file_names[path], path, image.native, row))
             predictions.append(prediction)
@@ -153,8 +130,55 @@ def predict(
     if not predictions:
         raise UserError(f"None of the {len(paths)} images can be read.")
     if annotations is not None:
-        task.annotate(expand_user(annotations), annotated, names or ())
+        task.annotate(expand_user(annotations), annotated, predictor.classes or ())
     return predictions
+
+
+@dataclass
+class _Predictor:
+    """A model on its device, and how its outputs become predictions. classes: None until they are counted."""
+
+    trained: Checkpoint
+    model: nn.Module
+    task: Task
+    placement: DeviceAndPrecision
+    classes: tuple[str, ...] | None
+    top: int
+
+    def of_images(self, images: Sequence[_Stored]) -> list[dict[str, Any]]:
+        outputs = self._outputs(_batch(self.trained, self.task, images))
+        if self.classes is None:
+            self.classes = tuple(map(str, range(outputs.shape[1])))
+            text = f"{self.trained.source} does not name its classes: they are numbers from 0."
+            warnings.warn(text, stacklevel=3)
+        return self.task.predictions(outputs, self.classes, self.top)
+
+    def of_sequences(self, keys: Sequence[str], inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+        index = torch.arange(len(keys))
+        outputs = self._outputs(Batch(self.task.stack([inputs[key] for key in keys]), index, index))
+        rows = self.task.predictions(outputs, self.classes or (), self.top)
+        return [{"image": key, **row} for key, row in zip(keys, rows, strict=True)]
+
+    def _outputs(self, batch: Batch) -> Any:
+        with torch.inference_mode(), self.placement.autocast():
+            outputs = self.task.outputs(self.model, batch.to(self.placement.device))
+        return outputs.cpu() if isinstance(outputs, Tensor) else outputs
+
+
+def _file_names(paths: Sequence[Path]) -> dict[Path, str]:
+    """Name files after their images; where several share a name, after the folders above too."""
+    below = os.path.commonpath([path.absolute().parent for path in paths])
+    if len({path.stem for path in paths}) == len(paths):
+        return {path: path.stem for path in paths}
+    return {path: "-".join((*path.absolute().relative_to(below).parent.parts, path.name)) for path in paths}
+
+
+def _draw(task: Task, path: Path, row: dict[str, Any], classes: tuple[str, ...], out: Path) -> None:
+    """Write an image with its predictions as PNG."""
+    pixels = middle(decode(read_bytes(path, "image"), 3)).transpose(1, 2, 0)
+    drawing = task.draw(np.ascontiguousarray(pixels), row, classes)
+    assert drawing is not None
+    write_atomically(out, partial(Image.fromarray(drawing).save, format="PNG"))
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -236,7 +236,7 @@ def _survey(
     points_by_notice: dict[str, list[str]] = {}
     for point in settings.sweep.points:
         base_cell = settings.cell(BASE, point)
-        dataset, start = runner.dataset(base_cell), base_cell.start
+        dataset = runner.dataset(base_cell)
         if point:
             check_images(settings, point, dataset)
         others = tuple(item for item in point.to_dict().items() if item[0] != "limit_train")
@@ -245,37 +245,24 @@ def _survey(
             raise UserError(f"{other} and {point} have the same {count:,} training images: leave one of them out.")
         base = base_config(base_cell, dataset.num_classes)
         arms_by_warning: dict[tuple[str, str], list[str]] = {}
-        old: _FirstStep | None = None  # of base
-        trained_classes = Checkpoint.open(checkpoint_of(start["source"], settings.seeds[0])).classes if start else None
+        first_steps: dict[str, _FirstStep] = {}
+        has_trained_head = base_cell.start is not None and (
+            Checkpoint.open(checkpoint_of(base_cell.start["source"], settings.seeds[0])).classes == dataset.classes
+        )
         for cell, model in build_arms(settings, point, dataset.num_classes, dataset.classes):
-            arm, recipe, task = cell.arm, cell.recipe, task_of(cell)
-            facts, has_logits = describe_model(cell, model, base), task.uses_head
-            if start and arm.name == BASE and has_logits and dataset.target == "class":
+            arm, task, facts = cell.arm, task_of(cell), describe_model(cell, model, base)
+            if cell.start and arm.name == BASE and task.uses_head and dataset.target == "class":
                 frozen[str(point)] = _frozen(settings, runner, model, cell)
-            if start and not arm.start and has_logits and hasattr(dataset, "plain_images"):
-                fit_to_images(model, images := runner.dataset(cell), recipe)
-                blended = BlendedNorms(*([model] if recipe.norm_blend else []))
-                new = _FirstStep.of(model, images, trained_classes == dataset.classes)
-                blended.remove()
-                old = old or new
-                if arm.changes:
-                    effect = new.compare(old)
-                    if blended.norms:
-                        over = f"Its norms are blended in over the first {recipe.norm_blend:.0%} of the steps."
-                        effect = replace(effect, summary=f"{effect.summary} {over}")
+            if cell.start and not arm.start and task.uses_head and hasattr(dataset, "plain_images"):
+                effect = _before_first_step(cell, model, runner.dataset(cell), has_trained_head, first_steps)
+                if effect is not None:
                     say(options, f"{arm.name} before the first step: {effect.summary}")
                     facts = replace(facts, changes=(*facts.changes, effect))
             models[cell.name] = facts
-            configs[point, arm.name, recipe.model] = _made_as(model, cell, base, settings.seeds[0])
-            # The interpreter, weights with gradients and Adam's state, a teacher, and activations of all views.
-            weights = sum(parameter.numel() for parameter in model.parameters())
-            image = task.synthetic(2, (base.in_chans, *base.img_size), dataset.num_classes, recipe)
-            views = 1 + sum(view.numel() for view in image.views) / image.inputs.numel()
-            bytes_of_weights = (16 + 4 * task.has_teacher()) * weights
-            activations = recipe.part_size * views * activation_bytes(model, base)
-            size = 600 * 2**20 + bytes_of_weights + int(activations)
-            trial_bytes = max(trial_bytes, size)
-            for warning in (*arm_warnings(model, recipe, dataset), *(("", text) for text in task.warnings(model))):
+            configs[point, arm.name, cell.recipe.model] = _made_as(model, cell, base, settings.seeds[0])
+            trial_bytes = max(trial_bytes, _bytes_of_trial(cell, model, base, dataset.num_classes))
+            of_arm = (*arm_warnings(model, cell.recipe, dataset), *(("", text) for text in task.warnings(model)))
+            for warning in of_arm:
                 arms_by_warning.setdefault(warning, []).append(arm.name)
             try:
                 options.save_memory(model)
@@ -297,6 +284,17 @@ def _survey(
     for line in trained_lines(settings, frozen):
         say(options, line)
     return models, notices, trial_bytes, configs, frozen
+
+
+def _bytes_of_trial(cell: Cell, model: nn.Module, base: Base, num_classes: int) -> int:
+    """Estimate the memory of a trial: the interpreter, weights with gradients and Adam's state, a teacher, and
+    activations of all views."""
+    task, recipe = task_of(cell), cell.recipe
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    image = task.synthetic(2, (base.in_chans, *base.img_size), num_classes, recipe)
+    views = 1 + sum(view.numel() for view in image.views) / image.inputs.numel()
+    activations = recipe.part_size * views * activation_bytes(model, base)
+    return 600 * 2**20 + (16 + 4 * task.has_teacher()) * weights + int(activations)
 
 
 def _frozen(settings: Settings, runner: TrialRunner, model: nn.Module, cell: Cell) -> Mapping[str, Any]:
@@ -353,6 +351,25 @@ class _FirstStep:
         if new:
             text += f" New weights: {first_of([*dict.fromkeys(new)], 3)}."
         return ChangeFacts("start", "Before the first step", text)
+
+
+def _before_first_step(
+    cell: Cell, model: nn.Module, dataset: ImageDataset, has_trained_head: bool, first_steps: dict[str, _FirstStep]
+) -> ChangeFacts | None:
+    """Describe what an arm's changes do to trained weights before the first step; None without changes. first_steps:
+    has that of base, the first arm, from its own call on."""
+    fit_to_images(model, dataset, cell.recipe)
+    blended = BlendedNorms(*([model] if cell.recipe.norm_blend else []))
+    step = _FirstStep.of(model, dataset, has_trained_head)
+    blended.remove()
+    base = first_steps.setdefault(BASE, step)
+    if not cell.arm.changes:
+        return None
+    effect = step.compare(base)
+    if blended.norms:
+        over = f"Its norms are blended in over the first {cell.recipe.norm_blend:.0%} of the steps."
+        effect = replace(effect, summary=f"{effect.summary} {over}")
+    return effect
 
 
 def _pattern(name: str) -> str:

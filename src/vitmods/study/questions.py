@@ -144,6 +144,11 @@ class Question:
         """Whether a report has a table of it."""
         return any(self.groups.values()) and not (self.column_of or self.has_fresh_seeds)
 
+    def with_remarks(self, remarks: Mapping[str, str]) -> Question:
+        """The same with more remarks on arms; of other labels there are none."""
+        joined = {arm: "; ".join(filter(None, (self.remarks.get(arm), text))) for arm, text in remarks.items()}
+        return replace(self, remarks={**self.remarks, **joined}) if self.against else self
+
     def to_dict(self) -> dict[str, Any]:
         """For results.json: all but what only a report needs."""
         names = [field.name for field in fields(self) if field.metadata.get("json", True)]

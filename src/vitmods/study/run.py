@@ -26,7 +26,7 @@ from vitmods.recipes.schedule import resolve_on
 from vitmods.study.answer import VIEWS, Answer, read_answer
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, MOST_OVER, Budget, seconds_after_trials, slowdown
-from vitmods.study.cells import MOST_SEEDS, Cell, Trial
+from vitmods.study.cells import MOST_SEEDS, Trial
 from vitmods.study.executors import Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import LocalProcesses, Template, get_template, import_all
@@ -436,20 +436,13 @@ def _work(
         enter_shown(StudyFolder(origin))
     workers = study.workers(len(state.missing))
     check_weights_are_there(state)
-    steps: dict[tuple[Cell, int], int] = {}  # a bar asks for the steps of all trials, often
 
     def steps_of(trial: Trial) -> int:
-        kind = trial.cell, trial.seed % (trial.cell.folds or 1)
-        if kind not in steps:
-            steps[kind] = resolve_on(trial.cell.recipe, runner.dataset(trial.cell, trial.seed)).steps
-        return steps[kind]
+        return runner.steps(trial.cell, trial.seed)
 
     paces = earlier_paces(state, steps_of, recorded_device(options.device))
-    paces += [
-        (kind_of(trial), expected_s[trial.arm.name] / steps_of(trial))
-        for trial in state.records
-        if trial.arm.name in expected_s
-    ]
+    expected = (trial for trial in state.records if trial.arm.name in expected_s)
+    paces += [(kind_of(trial), expected_s[trial.arm.name] / steps_of(trial)) for trial in expected]
     progress = Progress(
         runner.folder.trial,
         steps_of,
@@ -470,18 +463,7 @@ def _work(
         if schedule.left:
             executor = make_executor(runner, study.settings, options, workers, study.threads, template)
             if isinstance(executor, LocalProcesses) and study.measures_sharing:
-
-                def tell(limit: int, line: str = "") -> None:
-                    progress.workers = limit
-                    if line:
-                        say(options, line)
-
-                def row(trial: Trial) -> Mapping[str, Any]:
-                    return last_row(runner.folder.trial(trial) / METRICS)
-
-                gpus = parallel_trials(options)
-                executor.sharing = Sharing(gpus, -(-workers // gpus), row, tell)
-                tell(min(gpus, workers))
+                executor.sharing = _sharing(study, progress, workers)
             needs_costs = costs is not None and options.cost_seconds > 0 and not runner.folder.costs_file.exists()
             if template is not None and needs_costs:
                 threading.Thread(target=import_all).start()  # for the costs, while the template imports the same
@@ -494,6 +476,22 @@ def _work(
     finally:
         progress.close()
     return schedule.has_begun or not schedule.left
+
+
+def _sharing(study: PreparedStudy, progress: Progress, workers: int) -> Sharing:
+    """Return what tries how many trials may share a GPU, at first one."""
+
+    def tell(limit: int, line: str = "") -> None:
+        progress.workers = limit
+        if line:
+            say(study.options, line)
+
+    def row(trial: Trial) -> Mapping[str, Any]:
+        return last_row(study.runner.folder.trial(trial) / METRICS)
+
+    gpus = parallel_trials(study.options)
+    tell(min(gpus, workers))
+    return Sharing(gpus, -(-workers // gpus), row, tell)
 
 
 def make_executor(

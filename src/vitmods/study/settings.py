@@ -580,3 +580,7 @@ def check_settings(settings: Settings) -> None:
                 cell.recipe.check_read({*arm.recipe, *dict(setting.values), *dict(point.values)})
         except UserError as error:
             raise UserError(f"{place}: {error}" if place else str(error)) from error
+    base = settings.cell(BASE).recipe
+    for arm in settings.arms:
+        if not arm.changes and arm.start is None and settings.cell(arm.name).recipe == base:
+            raise UserError(f"Arm {arm.name} ({arm.text}) is base itself, part of every study: leave it out.")

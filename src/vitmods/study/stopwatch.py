@@ -108,10 +108,6 @@ class Stopwatch:
     _sizes: dict[tuple[str, str], int] = field(default_factory=dict)
     _batches: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def steps(self, cell: Cell) -> int:
-        """Count the steps of a training."""
-        return resolve_on(cell.recipe, self.runner.dataset(cell)).steps
-
     def time(self, cell: Cell, model: nn.Module, trained: Sequence[Cell] = (), points: int = 1) -> ArmEstimate:
         """Time trials of an arm; its model is trained a little. Raises UserError if a part of a batch does not fit.
 

@@ -120,60 +120,30 @@ class Study:
             "positions": positions, "pretrain": pretrain, "pretrain_data": pretrain_data, "match": match,
             "budget": budget, "settings": settings, "images": images,
         }  # fmt: skip
-        self._budget = budget
         self._stages: TwoStages | None = None
         self.settings: Settings
         self._by_data, self._notes = self._split_by_data(), tuple[str, ...]()
         if self._by_data:
-            first = next(iter(self._by_data.values()))
-            self.settings, self._notes = first.settings, first._notes
+            of_first = next(iter(self._by_data.values()))
+            self.settings, self._notes = of_first.settings, of_first._notes
             for study in self._by_data.values():
                 study._notes = ()  # they are said once
             return
         self._notes = self._fill_in()
-        if self._arguments["pretrain"] is not None:
-            self._check_two_stages()
-        elif pretrain_data is not None:
-            raise UserError("--pretrain-data has the images of --pretrain: name a task with --pretrain.")
-        task, settings = self._arguments["task"], self._arguments["settings"]
-        model: Any = self._arguments["base"]
+        self._check_stages()
+        given, settings = self._arguments, self._arguments["settings"]
         trained = {} if start is None else arms_in(str(start))
         start = trained[BASE].start if trained else start
         of_start = [] if start is None else seeds_of(str(start))
         chosen_seeds = make_seeds((of_start or settings.usual_seeds) if seeds is None else seeds)
-        self._common: dict[str, Any] = {
-            "data": data,
-            "recipe": recipe,
-            "task": task,
-            "start": start,
-            "positions": positions,
-        }
         sweep = make_grid(settings.sweep).to_dict()
-        self._common |= {"paper": self._paper, "swept": sweep.get("base", ())}
-        known: Defaults | None = None  # what fits the images, once they are listed
-        # Arms are made before the images, which may be many, are listed.
-        if isinstance(arms, tuple) and PROMISING in arms and len(arms) > 1:
-            raise UserError(f"{PROMISING} chooses the arms of a study: give it alone, or name all arms.")
-        if is_promising(arms):
-            if start is not None:
-                raise UserError(
-                    "The promising changes are those of new models: name the arms to compare in trained weights "
-                    "(--arms)."
-                )
-            chosen_arms, known = self._promising(model, images)
-        else:
-            chosen_arms = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)
-        if match not in (None, "parameters"):
-            raise UserError(f"match is parameters or None, not {match!r}.")
-        if match is not None:
-            chosen_arms = make_arms(with_matched_ranks(chosen_arms))
-        if self._arguments["pretrain"] is not None:
-            if of_parts := [arm.name for arm in chosen_arms if arm.recipe]:
-                raise UserError(_one_by_one(f"the arm {of_parts[0]}, which sets what is trained"))
-            first = self._first_stage(chosen_arms)
-            if isinstance(model, str | None):  # the second stage has the ViT that the first one trains
-                name = first.settings.fixed["base"]
-                model = self._arguments["base"] = name if is_foreign(name) or "?" in name else f"{name}?"
+        self._common: dict[str, Any] = {
+            "data": data, "recipe": recipe, "task": given["task"], "start": start, "positions": positions,
+            "paper": self._paper, "swept": sweep.get("base", ()),
+        }  # fmt: skip
+        chosen_arms, known = self._make_arms(trained)  # before the images, which may be many, are listed
+        first = None if given["pretrain"] is None else self._first_stage(chosen_arms)
+        model: Any = given["base"]
         fixed, self._defaults, self._recipe_note = fixed_settings(model, images=images, defaults=known, **self._common)
         if "base" in sweep:
             bases = [one_spelling(network(name, self._paper)) for name in sweep["base"]]
@@ -185,26 +155,32 @@ class Study:
             raise UserError("Base alone is trained in one way: leave out several bases, --sweep, --tune and --design.")
         self.settings = Settings(fixed, chosen_arms, chosen_seeds, **vars(settings), open=unset)
         check_settings(self.settings)
-        base_recipe = self.settings.cell(BASE).recipe
-        for arm in self.settings.arms:
-            if not arm.changes and arm.start is None and self.settings.cell(arm.name).recipe == base_recipe:
-                raise UserError(f"Arm {arm.name} ({arm.text}) is base itself, part of every study: leave it out.")
-        if self._arguments["pretrain"] is not None:
-            from vitmods.study.prepare import user_functions
-            from vitmods.study.stages import TwoStages
+        self._stages = self._two_stages(first) if first else None
 
-            if local := [function.name for function in user_functions(self.settings) if function.module is None]:
-                raise UserError(
-                    f"--pretrain does not support {local[0]}, a function that this process alone knows: define it in a "
-                    "module that can be imported, since the second stage reads it from the folder of the first."
-                )
-            self._stages = TwoStages(first, self.settings, self._with_weights_of, self._as_long)
+    def _make_arms(self, trained: Mapping[str, Arm]) -> tuple[tuple[Arm, ...], Defaults | None]:
+        """Make the arms, where `trained` are those of a folder of checkpoints. Also returns what fits the images, as
+        far as the promising arms were chosen by it. UserError for arms, or a match, that no study can have."""
+        arms, match, known = self._arguments["arms"], self._arguments["match"], None
+        if isinstance(arms, tuple) and PROMISING in arms and len(arms) > 1:
+            raise UserError(f"{PROMISING} chooses the arms of a study: give it alone, or name all arms.")
+        if is_promising(arms):
+            made, known = self._promising()
+        else:
+            made = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)
+        if match not in (None, "parameters"):
+            raise UserError(f"match is parameters or None, not {match!r}.")
+        return (made if match is None else make_arms(with_matched_ranks(made))), known
 
-    def _promising(self, model: Any, images: ImageOptions) -> tuple[tuple[Arm, ...], Defaults]:
+    def _promising(self) -> tuple[tuple[Arm, ...], Defaults]:
         """Choose the arms that are promising for base and the images, and note why. UserError where none suits base."""
         from vitmods.study.candidates import candidates_for
 
-        fixed, known, _ = fixed_settings(model, images=images, **self._common)
+        if self._common["start"] is not None:
+            raise UserError(
+                "The promising changes are those of new models: name the arms to compare in trained weights (--arms)."
+            )
+        given = self._arguments
+        fixed, known, _ = fixed_settings(given["base"], images=given["images"], **self._common)
         chosen, _ = candidates_for(make_cell(fixed, Arm(BASE)), known.images)
         if not chosen:
             raise UserError("None of the promising changes suits this base: name what to compare (--arms).")
@@ -282,9 +258,14 @@ class Study:
         given |= {"base": base, "task": task or CLASSIFICATION, "settings": replace(settings, sweep=sweep)}
         return () if line_up is None else (f"{line_up.title}.{' Using ' if using else ''}{' '.join(using)}",)
 
-    def _check_two_stages(self) -> None:
-        """Raise UserError for settings that a study that is pre-trained cannot have."""
+    def _check_stages(self) -> None:
+        """Raise UserError for settings that a study that is pre-trained cannot have, and for images of a stage that
+        there is not."""
         given, settings = self._arguments, self._arguments["settings"]
+        if given["pretrain"] is None:
+            if given["pretrain_data"] is not None:
+                raise UserError("--pretrain-data has the images of --pretrain: name a task with --pretrain.")
+            return
         values = {
             "--from": given["start"], "--budget": given["budget"], "--until-decided": settings.until_decided,
             "--design": settings.design, "several bases": "base" in make_grid(settings.sweep).to_dict(),
@@ -294,9 +275,11 @@ class Study:
             raise UserError(_one_by_one(refused[0]))
 
     def _first_stage(self, arms: Sequence[Arm]) -> Study:
-        """Return the study that trains base and these arms without labels."""
+        """Return the study that trains base and these arms without labels; base of the second one is then its ViT."""
         from vitmods.study.stages import read_pretraining
 
+        if of_parts := [arm.name for arm in arms if arm.recipe]:
+            raise UserError(_one_by_one(f"the arm {of_parts[0]}, which sets what is trained"))
         given, settings, images = self._arguments, self._arguments["settings"], self._arguments["images"]
         task, recipe, metric = read_pretraining(given["pretrain"])
         data, folds, unlabeled = given["data"], settings.folds, replace(images, limit_train=None)
@@ -307,7 +290,23 @@ class Study:
         chosen: dict[str, Any] = {"data": data, "task": task, "recipe": recipe, "images": unlabeled}
         if isinstance(given["base"], str):
             chosen["base"] = network(given["base"], self._paper)
-        return self._but(pretrain=None, pretrain_data=None, arms=arms, settings=of_first, **chosen)
+        study = self._but(pretrain=None, pretrain_data=None, arms=arms, settings=of_first, **chosen)
+        if isinstance(given["base"], str | None):
+            name = study.settings.fixed["base"]
+            given["base"] = name if is_foreign(name) or "?" in name else f"{name}?"
+        return study
+
+    def _two_stages(self, first: Study) -> TwoStages:
+        """Return this study after that one. Raises UserError for arms that the folder of the first cannot name."""
+        from vitmods.study.prepare import user_functions
+        from vitmods.study.stages import TwoStages
+
+        if local := [function.name for function in user_functions(self.settings) if function.module is None]:
+            raise UserError(
+                f"--pretrain does not support {local[0]}, a function that this process alone knows: define it in a "
+                "module that can be imported, since the second stage reads it from the folder of the first."
+            )
+        return TwoStages(first, self.settings, self._with_weights_of, self._as_long)
 
     def _as_long(self) -> Study:
         """Return the second stage with new weights, and as long a training as from trained ones."""
@@ -548,7 +547,7 @@ class Study:
         options.check_here(cell.recipe.precision for cell in self.settings.cells)
         for line in self._notes:
             say(options, line)
-        limit = make_budget(self._budget if budget is None else budget)
+        limit = make_budget(self._arguments["budget"] if budget is None else budget)
         request = Request(self.settings, limit, self._recipe_note, self._rungs)
         return request, Path(out), options
 
@@ -559,7 +558,7 @@ class Study:
         from vitmods.study.prepare import say
 
         options = override(options, overrides)
-        if budget is not None or self._budget is not None:
+        if (budget, self._arguments["budget"]) != (None, None):
             what = "--pretrain" if self._stages else "--sweep data=..."
             raise UserError(f"{what} does not support --budget, which is of one table: set --seeds.")
         options.check_here(cell.recipe.precision for cell in self.settings.cells)

@@ -256,6 +256,7 @@ class TrialRunner:
         workers = options.data_workers
         self.data_workers = usual_workers(options.device) if workers is None else workers
         self._datasets: dict[tuple[Any, ...], ImageDataset] = {}
+        self._steps: dict[tuple[Cell, int], int] = {}
         facts = folder.facts()
         self.fingerprints = facts.fingerprints if facts else {}
         self._fingerprints: dict[str, str] = {}  # of the checkpoints that trials start from
@@ -279,6 +280,13 @@ class TrialRunner:
                 )
             self._datasets[key] = dataset
         return self._datasets[key]
+
+    def steps(self, cell: Cell, seed: int = 0) -> int:
+        """Count the steps of a training; a bar asks for those of all trials, often."""
+        kind = cell, seed % (cell.folds or 1)
+        if kind not in self._steps:
+            self._steps[kind] = resolve_on(cell.recipe, self.dataset(cell, seed)).steps
+        return self._steps[kind]
 
     def __call__(self, trial: Trial) -> None:
         """Train or resume a trial and evaluate its weights, in the first of several processes; those of a trial on all
