@@ -20,6 +20,7 @@ from vitmods.improvement.improve import length_of
 from vitmods.recipes import plain
 from vitmods.report.hub import from_pretrained
 from vitmods.study import Answer, ImageOptions, Study
+from vitmods.study.budget import NotInTime
 from vitmods.study.candidates import (
     BETWEEN_SETS,
     LEAST,
@@ -269,11 +270,15 @@ def test_a_confirmation_that_does_not_fit_what_is_left_is_tried_with_fewer_seeds
     def only_few(study, folder, seeds, **how):
         asked.append(seeds)
         if seeds > fits:
-            raise UserError("Nothing fits 3 min.")
+            raise error
         return confirm(study, folder, seeds, **how)
 
     monkeypatch.setattr(Study, "confirm", only_few)
-    fits = 0
+    fits, error = 0, UserError("Another run is at work.")
+    with pytest.raises(UserError, match="Another run is at work"):  # which fewer seeds do not change
+        run(out, budget="59m")
+    asked.clear()
+    error = NotInTime("Nothing fits 3 min.")
     assert "is not confirmed yet" in run(out, budget="59m").headline
     fits = 2
     found = run(out, budget="59m")

@@ -33,7 +33,7 @@ from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE, Arm, is_promising, make_arms
-from vitmods.study.budget import ENDLESS, Budget, make_budget
+from vitmods.study.budget import ENDLESS, Budget, NotInTime, make_budget
 from vitmods.study.candidates import Candidate, candidates_for, why_unfit
 from vitmods.study.cells import ImageOptions
 from vitmods.study.choice import LEARNING_STEPS, LEAST_BYTES
@@ -278,13 +278,9 @@ def improve(
         try:
             found = replace(found, confirmed=screen.confirm(out / SCREEN, seeds, **how))
             break
-        except UserError as error:
-            if begun or left.seconds is None:
-                raise
+        except NotInTime as error:
             say(options, f"Not confirmed with {seeds} seeds in what is left of the time. {error}")
-    if found.confirmed is None:
-        return found
-    if not found.is_decided:
+    if found.confirmed is None or not found.is_decided:
         return found
     path, name = found.confirmed.path, arm.name if found.is_better else BASE
     say(options, f"Training {name} on all images.")

@@ -60,6 +60,10 @@ class Budget:
         return f"Of {duration(self.seconds)}, timing took {duration(timed_s)}, and {other}."
 
 
+class NotInTime(UserError):
+    """No trial of a study fits its budget of time."""
+
+
 ENDLESS = Budget()
 MOST_FOR_TIMING = 0.15  # of a time budget
 MOST_FOR_COSTS = 0.1  # of the time that the trials took: while one process measures costs, the others wait

@@ -22,7 +22,7 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import Precision
 from vitmods.recipes.schedule import WARMUPS, overridden
 from vitmods.study.arms import BASE
-from vitmods.study.budget import Budget
+from vitmods.study.budget import Budget, NotInTime
 from vitmods.study.cost import Steps
 from vitmods.study.defaults import SMALL_SET
 from vitmods.study.estimate import Estimate, estimate
@@ -115,7 +115,7 @@ def choose(
                     reason = f"as it fits {duration(planned.budget_s or 0)}" if fits else ""
                     choice = describe_choice(planned, reason, rung.recipe_note, command is not None)
                     if not fits and budget.seeds_follow:
-                        raise UserError(f"{choice} Give a longer budget (--budget).")
+                        raise NotInTime(f"{choice} Give a longer budget (--budget).")
                     lines = [*weights_here(rung), choice, precision, *faster_options(study, budget)]
                     say(options, " ".join(filter(None, lines)))
                     return study, planned

@@ -35,7 +35,7 @@ from vitmods.stats.sample_size import (
 from vitmods.stats.sequential import ALPHA, LOOK_SEEDS, MAXIMUM_SEEDS
 from vitmods.stats.verdict import POINTS_PER_FRACTION
 from vitmods.study.arms import BASE
-from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials, slowdown
+from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, NotInTime, seconds_after_trials, slowdown
 from vitmods.study.cells import MOST_SEEDS, Cell, Trial
 from vitmods.study.design import DESIGNS
 from vitmods.study.executors import Keep
@@ -177,9 +177,9 @@ class Estimate(Printed):
         return self.seconds(safe) <= self.safe_s and self.seconds(seeds) <= self.available_s
 
     def check_fits(self) -> None:
-        """Raise UserError if no number of seeds fits the budget."""
+        """Raise NotInTime if no number of seeds fits the budget."""
         if self.refused:
-            raise UserError("\n".join(filter(None, (self.spent, str(self.refused), self.suggestion))))
+            raise NotInTime("\n".join(filter(None, (self.spent, str(self.refused), self.suggestion))))
 
     def weights_bytes(self, keep: Keep | None = None) -> int:
         """Bytes of the final weights that are kept of the trials to be run."""

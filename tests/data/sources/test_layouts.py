@@ -363,14 +363,18 @@ def test_lists_that_say_the_same(tmp_path, name, splits):
 @pytest.mark.parametrize(("lists", "note"), [
     ({"train.txt": "cat/0\ndog/0\n"}, 'train.txt were not used. If they are meant, write "?splits=train.txt:train"'),
     ({"train.txt": "cat/0\n", "test.txt": "cat/0\n"}, "not used: cat/0.png is in the lists of two splits"),
+    ({"../train_test_split.txt": "1 1\n2 0\n", "../images.txt": "1 cat/0.png\n2 cat/1.png\n"},
+     "train_test_split.txt may have the splits of these images and was not used"),
+    ({"../other/train.txt": "cat/0\ndog/0\n", "../other/test.txt": "cat/1\ndog/1\n", "../other/cat/x.txt": ""}, ""),
     ({"val.txt": "cat/0\n", "test.txt": "cat/1\n"}, 'write "?splits=val.txt:val,test.txt:test"'),
     ({"train.txt": "cat/0\ncat/1\ndog/0\ndog/1\n", "README.txt": "cat/0\n"}, ""),
     ({"train.txt": "torch\n", "test.txt": "pytest\n"}, ""),
 ])  # fmt: skip
 def test_lists_that_are_not_used_are_named(tmp_path, lists, note):
-    draw(tmp_path, "{cat,dog}/{0-1}.png")
-    write_files(tmp_path, lists)
-    source = open_source(tmp_path)
+    root = tmp_path / "images"
+    draw(root, "{cat,dog}/{0-1}.png")
+    write_files(root, lists)
+    source = open_source(root)
     assert found(source) == "cat dog: train 4"
     assert len(source.warnings) == bool(note)
     assert note in "".join(source.warnings)

@@ -163,6 +163,7 @@ def test_a_table_of_classes_is_for_both_tasks(root):
     ('file,tags\na0,"r,s"\na1,"s,t"\na2,"r,t"\nb0,r\n', "", r"4 labels, or several of 3 .*\?separator=,"),
     ("file,age,r,s\na0,3,1,0\na1,3,0,1\na2,4,0,1\nb0,4,1,1\n", "", r"or \?label=r,s, a label each"),
     ("file,r,s\na0,1,0\na1,-1,1\n", "?label=r,s", "has 1, 0 and -1"),
+    ("file,said\na0,n01 1 2 30 40\na1,n01 5 6 7 8 n02 1 2 3 4\n", "?label=said", "classes with their boxes"),
     ("file,r,s\na0,0.3,0.7\n", "?label=r,s", "has 0.3 in the column r, which is neither 1 nor 0"),
 ])  # fmt: skip
 def test_what_is_not_clear_is_asked(root, table, option, words):

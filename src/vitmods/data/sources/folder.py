@@ -5,7 +5,6 @@ directories (links that loop) are left out; all but hidden ones are counted in t
 """
 
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,11 +87,8 @@ def folder(path: str | Path, splits: str | None = None) -> Source:
         try:
             found, notes = understand(tree, where) if given is None else (given, [])
         except SeveralReadings as error:  # a table may say what is meant
-            lines, text = labels.specifications(error.tree, error.where), str(error)
-            if lists:
-                option = as_option(lists)
-                text = re.sub(r'splits=(?:none|([^"]*))"', lambda m: f'splits={m[1] or ".:train"},{option}"', text)
-            raise UserError("\n".join([text, *lines])) from None
+            lines = labels.specifications(error.tree, error.where)
+            raise UserError("\n".join([error.text(as_option(lists)), *lines])) from None
         if given is None and not lists and (table := labels.table_of(tree, found, where)):
             return table
     places = places_of(tree, found)

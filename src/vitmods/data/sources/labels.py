@@ -63,6 +63,7 @@ _OF_IMAGES = {*IMAGE_NAMES} - {"id"}  # which may be of something else
 _SPLITS, _GROUPS = ("split", "subset", "partition", "set"), ("group",)
 _YES, _NO = {"1", "true", "yes", "x"}, {"0", "-1", "false", "no", ""}
 _NUMBER = re.compile(r"[+-]?\d*\.\d+(e[+-]?\d+)?")
+_BOXES = re.compile(r"([^\s\d]\S*( -?\d+(\.\d+)?){4} ?)+")  # a class, then its box, as contests write predictions
 _SHOWN, _TRIED, _MOST_SPLITS, _LONGEST = 5, 100, 10, 200
 _UNKNOWN = {"nan", "n/a", "na", "null", "none", "-1", "?"}
 _NEARLY_ALL = 0.95
@@ -319,6 +320,11 @@ def _columns(path: Path, header: list[str], rows: list[Row], options: Mapping[st
         raise UserError(
             f"{column} {len(values)} numbers with decimals, which are not classes: name another by ?label=COLUMN, or "
             "write classes instead."
+        )
+    if any(values) and all(_BOXES.fullmatch(value) for value in values if value):
+        raise UserError(
+            f"{column} classes with their boxes ({printable(next(filter(None, sorted(values))))[:60]}), which are not "
+            "labels: write the class alone. ImageNet as it is on Kaggle is read by --data imagenet:FOLDER."
         )
     separator = options.get("separator", "" if len(labels) == 1 else "none")
     if not separator and not any(map(re.compile(r"[;|]|^[\[(]").search, values)):

@@ -9,7 +9,7 @@ those that fit, with their numbers of images and the specification of each.
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
@@ -305,8 +305,8 @@ def places_of(top: Tree, reading: Reading) -> dict[str, list[tuple[Tree, str]]]:
     return {split: places[split] for split in SPLITS if split in places}
 
 
-def in_words(top: Tree, reading: Reading, where: str) -> str:
-    """A line that says what a reading finds, and its specification."""
+def in_words(top: Tree, reading: Reading, where: str, lists: str = "") -> str:
+    """A line that says what a reading finds, and its specification, which may name lists of splits too."""
     classes, counts, loose = set[str](), Counter[str](), 0
     for split, places in places_of(top, reading).items():
         for tree, label in places:
@@ -322,22 +322,27 @@ def in_words(top: Tree, reading: Reading, where: str) -> str:
             f"{plural(len(classes), 'class', 'classes')} ({first_of(sorted(map(printable, classes)), 4)}): {of_splits}"
         )
     option = ",".join(f"{quote(name, safe='/*. ')}:{split}" for name, split in reading.items())
-    return f'  {found}: --data "{where}?splits={"none" if dict(reading) == {".": "train"} else option}"'
+    if dict(reading) == {".": "train"} and not lists:
+        option = "none"
+    return f'  {found}: --data "{where}?splits={",".join(filter(None, (option, lists)))}"'
 
 
 class SeveralReadings(UserError):
-    """A folder can be read in several ways."""
+    """A folder can be read in several ways, each of which the message specifies."""
 
-    def __init__(self, tree: Tree, where: str, text: str) -> None:
-        super().__init__(text)
-        self.tree, self.where = tree, where
+    def __init__(self, tree: Tree, where: str, reason: str, readings: Sequence[Reading] = ()) -> None:
+        self.tree, self.where, self.reason, self.readings = tree, where, reason, readings
+        super().__init__(self.text())
+
+    def text(self, lists: str = "") -> str:
+        """The message; lists: of splits that were given, for the specifications."""
+        return "\n".join([self.reason, *(in_words(self.tree, one, self.where, lists) for one in self.readings)])
 
 
 def ask(top: Tree, where: str, reason: str, *readings: Reading) -> SeveralReadings:
     """The error that shows the readings of a folder that fit."""
-    lines = [in_words(top, reading, where) for reading in readings]
     text = f"{where} can be read in several ways: {reason} Say which is meant:"
-    return SeveralReadings(top, where, "\n".join([text, *lines]))
+    return SeveralReadings(top, where, text, readings)
 
 
 def above(top: Tree, where: str, *inside: str) -> SeveralReadings:

@@ -29,6 +29,7 @@ from vitmods.util.text import first_of
 ENDINGS = {".txt", ".csv", ".tsv", ".lst", ".list"}
 MOST_ENTRIES, MOST_FOLDERS = 1000, 20  # of the folder above, in which lists are looked for
 TRIED = 50  # lines of a list
+_TOGETHER = re.compile(r"train[-_ ]?(test|val)|splits?$", re.IGNORECASE)  # of train_test_split.txt
 _WHOLE = "\x1f"  # no file has it in a line, so that a line is one column
 _FIRST, _LAST = "first", "last"  # a line is divided after its first word, or before its last word
 _WAYS = (*",;\t| ", _FIRST, _LAST, _WHOLE)
@@ -98,6 +99,14 @@ def find_lists(
     """
     root, finder, notes = Path(tree.path), None, list[str]()
     for folder, names in _places(tree):
+        together = [name for name in names if ending_of(name) in ENDINGS and _TOGETHER.search(stem_of(name))]
+        notes += [
+            f"{printable(os.path.join(folder, name))} may have the splits of these images and was not used: a list of "
+            "names for each split is (?splits=FILE:train,FILE:test), or a table with the columns image and split "
+            "(--split-file)."
+            for name in together
+            if split_word(stem_of(name)) is None
+        ]
         of_split: dict[str, str] = {}
         for name in sorted(names):
             word = split_word(re.sub("(?i)(train)val", r"\1", stem_of(name))) if ending_of(name) in ENDINGS else None
@@ -127,15 +136,17 @@ def find_lists(
 
 
 def _places(tree: Tree) -> Iterator[tuple[str, list[str]]]:
-    """Yield the folder, the one above it, and those in both without pictures, each with the names of its files."""
+    """Yield the folder, those in it without pictures, the one above it, and those next to it that have files alone,
+    each with the names of its files: one with folders in it is another set, whose lists are its own."""
     for inside in (tree, *(below for below in tree.walk() if not below.count)):
         yield inside.path, inside.others
     here = os.path.abspath(tree.path)
     files, folders = _entries(os.path.dirname(here))
     yield os.path.dirname(here), files
     for path in folders if len(folders) <= MOST_FOLDERS else ():
-        if path != here:
-            yield path, _entries(path)[0]
+        files, inside = _entries(path)
+        if path != here and not inside:
+            yield path, files
 
 
 def _entries(folder: str) -> tuple[list[str], list[str]]:
