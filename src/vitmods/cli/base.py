@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
+from typing import ClassVar
 
-from vitmods.cli.compare import Compare, make_study, run
-from vitmods.cli.options import announce, expected_folder, parse, readable_folder, with_key
-from vitmods.study.budget import make_budget
-from vitmods.study.executors.processes import start_template_early
+from vitmods.cli import compare
 from vitmods.util.errors import UserError
-from vitmods.util.registry import plugin_options
-from vitmods.util.text import plural
 
 COMMON = "data base from task img-size recipe epochs seeds budget metric workers device out dry-run"
 """options that --help shows"""
 
 
 @dataclass(frozen=True)
-class Base(Compare):
+class Base(compare.Compare):
     """Train a model without changes on many seeds; report its spread, learning curve and time.
 
     Studies of the same images and recipe in folders next to it reuse its trials, so that they train arms alone.
@@ -30,6 +23,8 @@ class Base(Compare):
       vitmods base --data path/to/images --base Ti/16 --seeds 16
       vitmods compare --data path/to/images --base Ti/16 --arms dpn     (then: base is known from 16 trials)
     """
+
+    alone: ClassVar[bool] = True
 
     seeds: int | None = 16
     """number of trials"""
@@ -46,17 +41,4 @@ class Base(Compare):
 
 def main(arguments: Sequence[str]) -> int:
     """Run `vitmods base`; returns the exit code."""
-    options = parse(Base, arguments, "base", COMMON)
-    options = replace(options, start=with_key(options.start, options.key))
-    data, base = options.dataset.data, Path(options.start).name if options.start else "".join(options.base)
-    if not options.quiet:
-        what = f"Training base{f' ({base})' if base else ''} on {data}, {plural(options.seeds or 0, 'seed')}"
-        announce(what, expected_folder(options.out, data, base, "base"))
-    machine = replace(options.options, progress=not options.quiet)
-    with nullcontext() if options.dry_run else start_template_early(machine):
-        machine.check_here()
-        study = make_study(options, budget=make_budget(options.budget) if options.budget else None, alone=True)
-        usual = "" if options.start else str(study.settings.fixed["base"])
-        out = options.out or readable_folder(data, base or usual, "base")
-        command = shlex.join(["vitmods", "base", *arguments, *plugin_options()])
-        return run(study, options, out, {"options": machine, "command": command})
+    return compare.main(arguments, Base, "base", COMMON)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -67,6 +67,8 @@ class Compare:
       vitmods compare --retrain best     (train the arm to deploy on all images)
       vitmods compare --recipe plain --help-all      (every option, with the defaults of that recipe)
     """
+
+    alone: ClassVar[bool] = False  # whether base is trained without arms
 
     dataset: DataOptions
     training: RecipeChoice
@@ -137,9 +139,9 @@ class Compare:
             raise UserError("--retrain trains one arm once, after the study: drop --dry-run, --pilot and --budget.")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `vitmods compare`; returns the exit code."""
-    options = parse(Compare, arguments, "compare", COMMON)
+def main(arguments: Sequence[str], kind: type[Compare] = Compare, name: str = "compare", common: str = COMMON) -> int:
+    """Run `vitmods compare`, or another command of its options; returns the exit code."""
+    options = parse(kind, arguments, name, common)
     options = replace(options, start=with_key(options.start, options.key))
     budget, line_up, data = make_budget(options.budget), table_of(options.arms), options.dataset.data
     task = options.dataset.task if any(re.match("--task(=|$)", word) for word in arguments) else None
@@ -157,8 +159,9 @@ def main(arguments: Sequence[str]) -> int:
         names = []
     elif options.pretrain:
         names = [options.pretrain.partition("(")[0], base]
-    elif (options.base or not line_up) and not chooses:
+    elif (options.base or not line_up) and (options.alone or not chooses):
         names.append(base)
+    names += ["base"] * options.alone
     if not options.quiet:
         _announce(options, budget, data_sets, expected_folder(options.out, place, *names))
     machine = replace(options.options, progress=not options.quiet)
@@ -170,9 +173,9 @@ def main(arguments: Sequence[str]) -> int:
         machine.check_here()
         study = make_study(options, task, budget if options.budget else None)
         usual = "" if options.start else str(study.settings.fixed["base"])  # of trained weights without a name: nothing
-        out = options.out or readable_folder(place, *(name or usual for name in names))
+        out = options.out or readable_folder(place, *(part or usual for part in names))
         where = ["--out", str(out)] if chooses and not options.out else []  # commands that follow may lack the budget
-        command = shlex.join(["vitmods", "compare", *arguments, *where, *plugin_options()])
+        command = shlex.join(["vitmods", name, *arguments, *where, *plugin_options()])
         return run(study, options, out, {"options": machine, "command": command})
 
 
@@ -229,11 +232,13 @@ def _announce(options: Compare, budget: Budget, data_sets: Sequence[str], folder
     usual = "its arms" if start else "the most promising changes"
     arms = first_of(options.arms or (usual,), 6)
     count = options.max_seeds if settings.until_decided else options.seeds
-    seeds = f"{'at most ' * settings.until_decided}{plural(count or settings.usual_seeds, 'seed')} each"
+    seeds = f"{'at most ' * settings.until_decided}{plural(count or settings.usual_seeds, 'seed')}"
+    seeds += " each" * (not options.alone)
     if budget.seconds is not None and count is None:
         seeds = "as many seeds as the budget allows"
     bases = start or ", ".join(options.base)
-    what = f"Comparing {arms} with base{f' ({bases})' if bases else ''} on {data}, {seeds}"
+    base = f"base ({bases})" if bases else "base"
+    what = f"{f'Training {base}' if options.alone else f'Comparing {arms} with {base}'} on {data}, {seeds}"
     if options.retrain is not None:
         what = f"Training arm {options.retrain} of the study on all images of {data}"
     elif data_sets:
@@ -252,10 +257,10 @@ def _announce(options: Compare, budget: Budget, data_sets: Sequence[str], folder
     announce(what, folder, *time)
 
 
-def make_study(options: Compare, task: str | None = None, budget: Budget | None = None, alone: bool = False) -> Study:
+def make_study(options: Compare, task: str | None = None, budget: Budget | None = None) -> Study:
     """Make the study of these options; base, which is part of every study, need not be an arm.
 
-    task: if it is given. budget: which began with the command. alone: of base without arms.
+    task: if it is given. budget: which began with the command.
     """
     from vitmods.study import Study
     from vitmods.study.arms import BASE, split_training
@@ -264,7 +269,7 @@ def make_study(options: Compare, task: str | None = None, budget: Budget | None 
 
     arms, settings, line_up = options.arms, options.settings, table_of(options.arms)
     train = options.training.overrides.get("train", ALL)
-    if arms is None and not alone:
+    if arms is None and not options.alone:
         arms = arm_names(options.start) if options.start else ()
         if options.start and not arms and "train" not in TASKS[options.dataset.task].unread:
             arms = tuple(arm for arm in ARMS_OF_TRAINED if split_training(arm)[1]["train"] != train)

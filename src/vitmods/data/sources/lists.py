@@ -138,14 +138,14 @@ def find_lists(
 def _places(tree: Tree) -> Iterator[tuple[str, list[str]]]:
     """Yield the folder, those in it without pictures, the one above it, and those next to it that have files alone,
     each with the names of its files: one with folders in it is another set, whose lists are its own."""
-    for inside in (tree, *(below for below in tree.walk() if not below.count)):
+    for inside in (tree, *(folder for folder in tree.walk() if not folder.count)):
         yield inside.path, inside.others
     here = os.path.abspath(tree.path)
     files, folders = _entries(os.path.dirname(here))
     yield os.path.dirname(here), files
     for path in folders if len(folders) <= MOST_FOLDERS else ():
-        files, inside = _entries(path)
-        if path != here and not inside:
+        files, below = _entries(path)
+        if path != here and not below:
             yield path, files
 
 
