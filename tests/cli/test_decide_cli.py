@@ -81,7 +81,15 @@ ONE = ["arm,seed,score", "base,0,0.8", "dpn,0,0.9"]
         ([*LINES, "rms,0,"], "line 8: the score must be a number"),
         ([*LINES, "rms,first,0.9"], "line 8: the seed must be a whole number, not 'first'"),
         ([*LINES, ",0,0.9"], "line 8: the name of the arm is missing"),
-        ([*LINES, "dpn,2,0.9"], "line 8: dpn with this seed has this score already"),
+        ([*LINES, "dpn,2,0.9"], "line 8: dpn with this seed has a score already; remove one"),
+        (
+            [f"{LINES[0]},epoch", *(f"{line},1" for line in LINES[1:]), "dpn,2,0.9,2"],
+            "differ in epoch, which is not read",
+        ),
+        (
+            ["arm,seed,image,score", "base,0,a,1", "base,0,,1", "dpn,0,a,1"],
+            "base with seed 0 has scores of images, and one",
+        ),
         (ONE, "No arm shares two seeds with base"),
         ([ONE[0], "bass,0,0.8", ONE[2]], "Unknown arm base to compare with. Did you mean 'bass'?"),
         (ONE[:2], "base is the only arm"),
@@ -101,6 +109,8 @@ def test_options_that_do_not_fit_are_refused(tmp_path, refused):
     assert "4 to 32 seeds" in refused("decide --most-seeds 2", path)
     assert "is a fraction too" in refused("decide --chance 5", path)
     assert "does not exist" in refused("decide", tmp_path / "other.csv")
+    assert "is not a file" in refused("decide", tmp_path)
+    assert "is a stream" in refused("decide", "/dev/null")
 
 
 def test_an_arm_whose_trials_all_diverged_hurts(tmp_path, said):

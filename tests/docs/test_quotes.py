@@ -46,7 +46,6 @@ STEMS = {
 KINDS = ("BN", "IN", "GN", "SN", "ScaleNorm", "PowerNorm", "DTN")
 SIZES = {"T*/16": "ViT-T*", "S/16": "ViT-S", "S*/16": "ViT-S*", "B/16": "ViT-B", "B*/16": "ViT-B*"}
 SPEEDS = [f"{model} {what}" for model in ("S18x2", "B18x2") for what in ("seq", "par")]
-TRAINED = {"all": "full", "attention": "attn", "ffn": "ffn"}
 
 
 def row_of_dtn(size):
@@ -92,14 +91,6 @@ PUBLISHED = {
     ],
     ("choosing-a-norm.md", "|LayerNorm|batch|instance|group|scale|DTN"): [
         f"{row}|{cells('dtn-table4', row, TABLES['dtn-table4'].columns)}" for row in TABLES["dtn-table4"].rows
-    ],
-    ("finetune.md", "|AdamW|SGD|V2, AdamW|V2, SGD"): [
-        f"{model}|"
-        + "|".join(
-            " / ".join(TABLES["tt-table5"].shown(f"{model}, {part}", column) for part in TRAINED.values())
-            for column in TABLES["tt-table5"].columns
-        )
-        for model in ("ViT-S", "ViT-B", "ViT-L")
     ],
 }
 

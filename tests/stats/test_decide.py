@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -442,11 +443,53 @@ def test_an_arm_that_stopped_keeps_its_verdict_and_stays_in_the_fit():
         (normal(3, 5), {"resampled": (20, 80), "most_seeds": 8}, "resampled goes with"),
         (normal(3, 5), {"resampled": (20, 80), "generalize": "seeds"}, "resampled goes with"),
         (normal(3, 5), {"resampled": (20, 80), "groups": [0, 1]}, "resampled goes with"),
+        # as strangers write them in Python
+        ({0: {0: 0.9}, 1: {0: 0.9}}, {"base": 0}, "name of an arm is a text, not 0: write '0'"),
+        ({"base": {0: 0.9}, "a": {"0": 0.9}}, {}, "name each seed in one way"),
+        ({"base": {0: 0.9, 0.0001: 0.9}, "a": {np.int64(1): 0.9, torch.tensor(1): 0.9}}, {}, "two scores with seed 1"),
+        ({"base": {0: 0.9}, "a": {0: "90%"}}, {}, "score of a with seed 0 is '90%', and not a number"),
+        (normal(2, 3), {"base": 0}, "Unknown arm 0"),
+        (normal(2, 3), {"margin": "0.5"}, "margin is a number, not '0.5'"),
+        (normal(2, 3), {"chance": "0.1"}, "chance is a score, a number"),
+        (normal(2, 3), {"level": 90.0}, "level of scores that are fractions is a fraction too"),
+        (normal(2, 3), {"level": math.nan}, "level of scores that are fractions is a fraction too"),
+        (normal(2, 3), {"planned": -1}, "planned is a number of seeds or arms, not -1"),
+        (normal(2, 3), {"family": 2.5}, "family is a whole number, not 2.5"),
+        (normal(2, 3), {"constant": {"z": [0]}}, "constant names an arm without scores: z"),
+        (as_scores(images_of(3, 5, 0)), {"groups": [0, "a"] * 20}, "name all in one way"),
     ],
 )
 def test_what_cannot_be_compared(scores, settings, message):
     with pytest.raises(UserError, match=message):
         vm.decide(scores, **settings)
+
+
+def test_scores_of_numpy_and_torch_are_those_of_python():
+    scores = normal(3, 5)
+    plain = repr(vm.decide(scores, family=4))
+    for number in (np.int64, torch.tensor, float):
+        others = {
+            arm: {
+                number(seed): torch.tensor(score, dtype=torch.float64, requires_grad=True) for seed, score in of.items()
+            }
+            for arm, of in scores.items()
+        }
+        assert repr(vm.decide(others, family=np.int64(4))) == plain
+
+
+@pytest.mark.parametrize(
+    ("more", "unit", "note"),
+    [
+        ({"A ": {9: 0.9}}, None, "'a' and 'A ' differ in case or spaces alone"),
+        ({}, "points", "all scores are at most 1 points: if they are fractions"),
+        ({"c": {9: 0.9}}, None, ""),
+    ],
+)
+def test_likely_slips_are_named(more, unit, note):
+    scores = {"base": {0: 0.9, 1: 0.91, 2: 0.9}, "a": {0: 0.92, 1: 0.92, 2: 0.93}, **more}
+    notes = "; ".join(vm.decide(scores, unit=unit).notes)
+    assert note in notes
+    assert bool(note) == ("alone" in notes or "at most 1" in notes)
 
 
 def test_effects_survive_json():

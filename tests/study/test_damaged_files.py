@@ -79,6 +79,19 @@ def test_a_trial_with_a_damaged_file_is_missing_and_the_others_count(finished, c
         assert name in answer.failed[0] or TRIAL in answer.failed[0]
 
 
+@pytest.mark.parametrize("name", ["test.npz", "val.npz"])
+def test_lost_scores_of_images_are_missing_for_their_trial_alone_and_measured_again(copy, name):
+    before = study(**GROUPED, metric="top1").run(copy, **HOW)
+    (copy / TRIAL / name).unlink()
+    answer, _ = load(copy)
+    assert (answer["dpn"].n, answer.complete) == (1, False)
+    assert f"{name} is missing. Run the study's command again" in answer.failed[0]
+    assert repr(study(**GROUPED, metric="top1").run(copy, **HOW).effects) == repr(before.effects)
+    (copy / TRIAL / name).unlink()
+    (copy / TRIAL / "model.safetensors").unlink()
+    assert f"{name} is missing. Remove that folder" in load(copy)[0].failed[0]
+
+
 BESIDE_SCORES = [f"{TRIAL}/metrics.jsonl", f"{TRIAL}/warnings.json", "costs.json", "images.npz", "samples.npz"]
 BESIDE_SCORES += [SPLIT_FILE, "results.json", "results.csv"]
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_several_checkpoints_have_an_interval_over_them(seeds):
 def test_other_checkpoints_need_images(tmp_path, two_classes):
     weights = tmp_path / "own.safetensors"
     save(vm.vit("Ti/4", depth=1, img_size=8, num_classes=2), weights)
-    with pytest.raises(UserError, match="Say which with --data"):
+    with pytest.raises(UserError, match="are evaluated on the images of --data"):
         evaluate(str(weights))
     with pytest.warns(UserWarning, match="does not name its classes"):
         (evaluation,) = evaluate(str(weights), ["top1", "knn"], data=two_classes, device="cpu")
@@ -127,6 +128,16 @@ def test_what_is_wrong_is_reported_before_work(seeds, settings, message, monkeyp
     monkeypatch.setattr("vitmods.study.trial.run_protocols", lambda *_, **__: pytest.fail("work has begun"))
     with pytest.raises(UserError, match=message):
         evaluate(seeds / "seed0", device="cpu", **settings)
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "message"),
+    [(["seed0", "seed0/"], "seed0/? is given twice"), (["seed0", "."], "seed0 is given twice"),
+     (["nosuch"], "nosuch does not exist here. Weights that are not a trial's")],
+)  # fmt: skip
+def test_what_is_not_there_or_there_twice_is_named(seeds, checkpoints, message):
+    with pytest.raises(UserError, match=message):
+        evaluate([f"{seeds}/{name}" for name in checkpoints], device="cpu")
 
 
 def test_a_temperature_calibrates_what_is_evaluated_and_what_is_exported(seeds, found, tmp_path, said):
@@ -188,6 +199,7 @@ def test_the_shell_draws_beside_the_json(seeds, tmp_path, said):
     assert printed == {name: value for name, value in whole.items() if name != "protocols"}
     assert json.loads(said(f"{line} --json --figures {tmp_path}/b").out) == whole
     assert {path.name for path in (tmp_path / "b").iterdir()} == figures
-    said(f"evaluate {seeds} {seeds}/seed1 --protocol confusion --device cpu --figures {tmp_path}/c")
+    shutil.copytree(seeds / "seed1", tmp_path / "again")  # another folder with the same name of arm and seed
+    said(f"evaluate {seeds} {tmp_path}/again --protocol confusion --device cpu --figures {tmp_path}/c")
     names = {path.stem for path in (tmp_path / "c").iterdir()}
     assert names == {"base-seed0-confusion", "base-seed1-1-confusion", "base-seed1-2-confusion"}

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from vitmods.changes import DualPatchNorm, DynamicTokenNorm, Norm
@@ -258,11 +259,35 @@ def test_bad_grids_are_refused_with_a_remedy(values, says):
         ({"sweep": {"base": ["mu/4", "mu/4"]}}, "listed twice"),
         ({"sweep": {"depth": [1]}}, "the field 'depth'"),
         ({"sweep": {"lr": [1e-3]}}, r"two values or more, not lr=0.001 alone"),
+        ({"margin": "1"}, "margin is how much worse an arm may be, 0 or more, not '1'"),
     ],
 )
 def test_bad_settings_are_refused_with_a_remedy(options, says):
     with pytest.raises(UserError, match=says):
         Study("mu/4", ["dpn"], settings=StudySettings(**options))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "meant"),
+    [(np.int64(3), (0, 1, 2)), ([np.int64(1), 2], (1, 2)), (iter((3, 4)), (3, 4)), (range(2), (0, 1))],
+)
+def test_seeds_as_numpy_and_python_have_them(seeds, meant):
+    assert Study("mu/4", ["dpn"], seeds=seeds).settings.seeds == meant
+
+
+@pytest.mark.parametrize("seeds", ["10", True, 3.0, [0.5, 1.5], ["1"], [True]])
+def test_what_is_no_number_of_seeds_is_refused(seeds):
+    with pytest.raises(UserError, match="seeds is how many, or which, as 5 or"):
+        Study("mu/4", ["dpn"], seeds=seeds)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"recipe": {"lr": 1}}, "recipe is a Recipe"), ({"val_fraction": "0.1"}, "val_fraction must be at least 0")],
+)
+def test_values_of_other_kinds_are_refused(options, says):
+    with pytest.raises(UserError, match=says):
+        Study("mu/4", ["dpn"], **options)
 
 
 def test_the_best_mean_wins_the_first_of_equals_and_divergence_is_worst():

@@ -13,7 +13,7 @@ from vitmods.adapters.running import check_not_wrapped
 from vitmods.adapters.surgery import operate
 from vitmods.adapters.tensors import Coverage
 from vitmods.adapters.transfer import OTHERWISE, evaluating
-from vitmods.changes import Change, Weights
+from vitmods.changes import Change, Weights, parse_changes
 from vitmods.changes.compose import check_conflicts, edit_one
 from vitmods.model.branch_names import parallel_name, sequential_name
 from vitmods.model.config import ViTConfig
@@ -23,24 +23,28 @@ from vitmods.util.errors import UserError
 _STRENGTH = ("nothing", "weights", "function")
 
 
+Given = Change | str | Sequence[Change | str]
+"""a change, its short form, or several of them"""
+
+
 @overload
-def apply(model: ViT, *changes: Change) -> ViT: ...
+def apply(model: ViT, *changes: Given) -> ViT: ...
 @overload
 def apply(
     model: nn.Module,
-    *changes: Change,
+    *changes: Given,
     in_place: bool | None = None,
     example: Any = None,
     parts: Mapping[str, Any] | None = None,
 ) -> Any: ...
 def apply(
     model: nn.Module,
-    *changes: Change,
+    *changes: Given,
     in_place: bool | None = None,
     example: Any = None,
     parts: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A new model with the changes, in order; the old one is untouched.
+    """A new model with the changes, in order; the old one is untouched. A change may be given as text, "dpn+rms".
 
     A vitmods ViT, or one of timm, Hugging Face or torchvision that can be read exactly, gives a vitmods ViT. Weights
     are carried as each change says, new parameters start from PyTorch's global generator; device, type, mode and frozen
@@ -58,6 +62,32 @@ def apply(
     a model that can neither be read nor be changed in place, and AssertionError when a change breaks its promise (a bug
     in that change).
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"vm.apply changes a model, an nn.Module, not a {type(model).__name__}: build it first "
+            "(timm.create_model, vm.vit), and load weights into it (vm.adapters.load)."
+        )
+    return _applied(model, _listed(changes), in_place, example, parts)
+
+
+def _listed(changes: Sequence[Any]) -> tuple[Change, ...]:
+    """Changes in the order in which they were given, in lists or as text."""
+    listed: list[Change] = []
+    for change in changes:
+        if isinstance(change, str):
+            listed += parse_changes(change)
+        else:
+            listed += _listed(change) if isinstance(change, list | tuple) else [change]
+    return tuple(listed)
+
+
+def _applied(
+    model: nn.Module,
+    changes: Sequence[Change],
+    in_place: bool | None,
+    example: Any,
+    parts: Mapping[str, Any] | None,
+) -> nn.Module:
     check_conflicts(changes)
     if parts and (in_place is False or isinstance(model, ViT)):
         raise UserError("parts=... are of a model that is changed in place, and this one is not: leave it out.")

@@ -36,7 +36,7 @@ def check_conflicts(changes: Sequence[Change], earlier: Sequence[Change] = ()) -
     filled = {slot: change for change in earlier for slot in change.claims}
     for change in changes:
         if not isinstance(change, Change):
-            raise UserError(f"{change!r} is not a change: give one as DualPatchNorm(), or parse_changes('dpn').")
+            raise UserError(f"{change!r} is not a change: give one as DualPatchNorm(), or as text, 'dpn'.")
         for slot in change.undoes & filled.keys():
             raise SlotConflict(f"'{change}' would undo '{filled[slot]}': write '{change}+{filled[slot]}'.")
         filled |= dict.fromkeys(change.claims, change)

@@ -13,8 +13,10 @@ import tyro
 
 from vitmods.cli.options import note, parse
 from vitmods.evals.options import Options
+from vitmods.util.errors import UserError
 from vitmods.util.files import tracked
 from vitmods.util.remote import download
+from vitmods.util.text import first_of
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.study.evaluate import evaluate, figure_names, over_seeds, summary
     from vitmods.util.files import make_folder, write_json
 
+    if options.out is not None and options.out.suffix.lower() not in ("", ".json"):
+        raise UserError(f"{options.out}: results are written as JSON: end the name with .json.")
     for folder in (options.figures, options.out and options.out.parent):
         if folder is not None:
             make_folder(folder)
@@ -77,6 +81,9 @@ def main(arguments: Sequence[str]) -> int:
     for evaluation in evaluations:
         if t := evaluation["protocols"].get("calibration", {}).get("temperature"):
             note(f"{evaluation['checkpoint']}: the logits are divided by {t:.3g}, fitted on val.")
+    arms = list(dict.fromkeys(evaluation["name"].rpartition("-seed")[0] for evaluation in evaluations))
+    if len(arms) > 1:
+        note(f"the mean is over checkpoints of different names ({first_of(arms, 4)}).")
     result = evaluations[0] if len(evaluations) == 1 else over_seeds(evaluations)
     if options.out is not None:
         write_json(options.out, result)

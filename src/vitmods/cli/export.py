@@ -79,11 +79,13 @@ def main(arguments: Sequence[str]) -> int:
     import torch
 
     from vitmods.fast import ENDINGS, export, optimize_for_inference
-    from vitmods.study.checkpoints import Checkpoint
+    from vitmods.study.checkpoints import Checkpoint, Graph
     from vitmods.study.evaluate import temperature_of
     from vitmods.tasks.features import check_head
 
     checkpoint = Checkpoint.open(source)
+    if isinstance(checkpoint.model, Graph):
+        raise UserError(f"{options.model} is a graph, whose weights are fixed in it: export from the trial or weights.")
     model: Any = checkpoint.as_seen().backbone
     if options.to != "safetensors" and model is not checkpoint.model:
         raise UserError(

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import tyro
 
 from vitmods.cli.options import parse
+from vitmods.util.errors import UserError
 from vitmods.util.remote import download
 
 
@@ -41,7 +42,7 @@ class Predict:
     format: Literal["table", "csv", "json"] | None = None
     """None: table on a terminal, csv elsewhere"""
     out: Path | None = None
-    """write to this file, as csv if no format is named; None: print"""
+    """write to this file, as its ending or the format says; None: print"""
     unreadable: Literal["stop", "skip"] = "stop"
     """images that cannot be read stop the command, or are left out with a warning"""
     batch_size: int = 64
@@ -67,6 +68,9 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.util.files import make_folder, write_atomically
     from vitmods.util.text import no_formula
 
+    ending = options.out.suffix.lower().lstrip(".") if options.out is not None else ""
+    if options.format is None and ending not in ("", "csv", "txt", "json"):
+        raise UserError(f"{options.out}: predictions are written as .csv or .json; for another ending name the format.")
     if options.out is not None:
         make_folder(options.out.parent)
     predictions = predict(
@@ -76,7 +80,8 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     # arrays of pixels are not text
     predictions = [{key: value for key, value in row.items() if not hasattr(value, "dtype")} for row in predictions]
-    kind = options.format or ("table" if options.out is None and sys.stdout.isatty() else "csv")
+    usual = "table" if options.out is None and sys.stdout.isatty() else "csv"
+    kind = options.format or ("json" if ending == "json" else usual)
     if kind == "table" and options.out is None:
         print_predictions(predictions)
         return 0

@@ -17,6 +17,7 @@ from vitmods.util.text import listing
 
 KINDS = (".html", ".svg", ".pdf", ".png")
 """what `--out` of a report may end with"""
+MOST_FORECASTS = 10  # of open arms; each is simulated
 TEXTS = ("markdown", "latex", "bibtex", "methods")
 """what a report prints: `Answer.to_...`"""
 
@@ -152,7 +153,11 @@ def decide_scores(arguments: Sequence[str]) -> int:
         print(decision.to_markdown())
     else:
         print(decision)
-        for effect in decision.effects.values():
+        open_ones = [effect for effect in decision.effects.values() if effect.verdict == Verdict.OPEN]
+        for effect in sorted(open_ones, key=lambda effect: -abs(effect.effect))[:MOST_FORECASTS]:
             if expected := forecast(effect):
                 print(f"{effect.arm}: {expected}")
+        if len(open_ones) > MOST_FORECASTS:
+            shown = f"the {MOST_FORECASTS} largest of {len(open_ones)} open effects"
+            print(f"What more seeds would decide is shown of {shown}.")
     return 0

@@ -63,6 +63,8 @@ def with_target(source: Source, target: str) -> Source:
     sets = [part.label_sets for part in source.splits.values()]
     if target == "labels" and source.target not in ("class", "none") and None not in sets:
         return replace(source, target=target)
+    if source.target == "none":
+        raise UserError(f"{printable(source.spec)} does not say the {target} of its images. {present.remedy}")
     if target != "labels" or source.target != "class":
         raise UserError(
             f"{printable(source.spec)} gives {present.title} of each image, not {wanted.title}. {present.remedy}"

@@ -18,11 +18,14 @@ Raw = Union[bytes, "Image", NDArray[np.generic]]
 
 SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "val": ("val", "valid", "validation", "dev"),
-    "test": ("test", "testing"),
+    "train": ("train", "training", "trainieren", "entrenamiento", "addestramento", "treino", "treinamento"),
+    "val": (
+        *("val", "valid", "validation", "dev", "validierung", "validacion", "validación", "validazione"),
+        *("validacao", "validação"),
+    ),
+    "test": ("test", "testing", "testen", "prueba", "pruebas", "teste"),
 }
-"""The names of a split's folders, shards and tables."""
+"""The names of a split's folders, shards and tables, in English and, of folders, in other languages of the West."""
 
 
 def split_named(word: str) -> str | None:

@@ -314,8 +314,8 @@ class SplitOptions:
             )
         _check_limit(self.limit_train)
         for name in ("val_fraction", "test_fraction"):
-            if (value := getattr(self, name)) is not None and not 0 <= value < 1:
-                raise UserError(f"{name} must be at least 0 (no such split) and below 1, not {value}.")
+            if (value := getattr(self, name)) is not None and not (isinstance(value, int | float) and 0 <= value < 1):
+                raise UserError(f"{name} must be at least 0 (no such split) and below 1, not {value!r}.")
         if (fold := self.fold) is not None and (len(fold) != 2 or not 0 <= fold[0] < fold[1] or fold[1] < 2):
             raise UserError(f"fold is (i, k): part i of k, with k at least 2 and i from 0 to k - 1, not {tuple(fold)}.")
         for name, excluded, reason in (

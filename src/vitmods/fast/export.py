@@ -69,6 +69,8 @@ def export(
         raise UserError(f"{path.name}: give the format ({', '.join(ENDINGS)}), or end the name in {endings}.")
     if kind not in ENDINGS:
         raise UserError(f"The format '{kind}' is unknown. {nearest(kind, ENDINGS)}")
+    if path.suffix != ENDINGS[kind]:
+        raise UserError(f"{path.name}: a file of {kind} is opened by its ending: call it {path.stem}{ENDINGS[kind]}.")
     if batch is not None and batch < 1:
         raise UserError(f"batch is a number of images, at least 1, or None for any, got {batch}.")
     if precision is not None and precision not in _TYPES:

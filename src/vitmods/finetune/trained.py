@@ -57,6 +57,8 @@ def train_only(model: nn.Module, what: str | Callable[[str], bool]) -> Trained:
     Raises:
         UserError: a word is unknown (the nearest is named) or this model has none of it, or nothing would be trained.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"The model is an nn.Module, not a {type(model).__name__}: build it first.")
     part = TrainedPart.of(what) if isinstance(what, str) else None
     if part is not None and part.adapters is not None:
         add_adapters(model, part.adapters)

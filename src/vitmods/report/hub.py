@@ -199,6 +199,10 @@ def save_pretrained(
         above = [path for path in trial.resolve().parents[:_UP] if not named(path).endswith("://")]
         study = next((path for path in above if is_there(StudyFolder(path).settings_file)), None)
     answer = None if study is None else Answer.load(study)
+    if answer and config and not _is_of(trial, config, answer):
+        raise UserError(f"{trial} is not a trial of the study {named(answer.path)}: give its own, or leave study out.")
+    if (folder / CARD).is_file() and "vitmods" not in (folder / CARD).read_text(encoding="utf-8", errors="replace"):
+        raise UserError(f"{folder / CARD} is not a card of vitmods, and would be replaced: choose another folder.")
     if base is None and isinstance(spec := config.get("model", {}).get("base"), str):
         base = spec
     if library and isinstance(model, TaskModel):
@@ -227,6 +231,14 @@ def save_pretrained(
         card = model_card(title, vit, architecture, opens_in, config, result, answer, license)
         write_atomically(folder / CARD, lambda file: file.write(card.encode()))
     return folder
+
+
+def _is_of(trial: Path | None, config: Mapping[str, Any], answer: Answer) -> bool:
+    """Whether a trial is in the folder of a study, or is of one of its arms on its images."""
+    if trial is None or trial.resolve().is_relative_to(answer.path.resolve()):
+        return True
+    arms = {arm.name for arm in answer.every_arm}
+    return config.get("arm") in arms and config.get("data", {}).get("name") == answer.data.get("name")
 
 
 def push_to_hub(

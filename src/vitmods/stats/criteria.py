@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from vitmods.stats.sequential import ALPHA, interim_level
@@ -28,6 +30,16 @@ class Criteria:
     looked: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.margin, Real):
+            raise UserError(f"margin is a number, not {self.margin!r}.")
+        for name in ("family", "most_seeds", "planned", "looked"):
+            if (value := getattr(self, name)) not in (None, "pairs"):
+                try:
+                    object.__setattr__(self, name, operator.index(value))
+                except TypeError:
+                    raise UserError(f"{name} is a whole number, not {value!r}.") from None
+                if value < 0:
+                    raise UserError(f"{name} is a number of seeds or arms, not {value}.")
         if not (math.isfinite(self.margin) and self.margin >= 0):
             raise UserError(f"margin must be 0 or more, not {self.margin}: it is the difference that does not matter.")
         if self.generalize not in ("images", "seeds"):

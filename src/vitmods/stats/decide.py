@@ -96,7 +96,21 @@ def decide(
         scores, base, failed, constant, resampled=resampled, chance=chance, level=level, groups=groups
     )  # fmt: skip
     criteria = Criteria(margin, unit, higher_is_better, generalize, family, most_seeds, planned, looked)
-    return decide_table(table, criteria, frozen)
+    decision = decide_table(table, criteria, frozen)
+    return dataclasses.replace(decision, notes=(*decision.notes, *_slips(table, unit)))
+
+
+def _slips(table: Table, unit: str | None) -> Iterator[str]:
+    """Name what is likely to be a slip of whoever wrote the scores."""
+    alike: dict[str, list[str]] = {}
+    for arm in table.arms:
+        alike.setdefault(" ".join(arm.casefold().split()), []).append(arm)
+    for arms in alike.values():
+        if len(arms) > 1:
+            names = listing([repr(arm) for arm in arms])
+            yield f"{names} differ in case or spaces alone: if they are one arm, give one name"
+    if unit in ("points", "%", "percent") and np.nanmax(np.abs(table.trials), initial=0.0) <= 1:
+        yield f"all scores are at most 1 {unit}: if they are fractions (0.93), leave the unit out"
 
 
 def decide_table(table: Table, criteria: Criteria, frozen: Mapping[str, Effect] | None = None) -> Decision:

@@ -143,12 +143,16 @@ def gains_of(table: Table, criteria: Criteria) -> Gains:
     limit, groups = math.inf, table.groups if criteria.generalize == "images" else None
     if criteria.is_fraction:
         if np.nanmax(np.abs(table.trials), initial=0.0) > (1.0 if criteria.unit is None else LARGEST_FRACTION):
+            most, others = 1.0, "; for fractions that may be above 1, the unit fraction"
+            if criteria.unit is not None:
+                most, others = LARGEST_FRACTION, ""
             raise UserError(
-                "Scores are taken as fractions (0.93, not 93), and some are above 1. For percent give the unit points "
-                "(unit='points' or --unit points); for fractions that may be above 1, the unit fraction."
+                f"Scores are taken as fractions (0.93, not 93), and some are above {most:g}. For percent give the unit "
+                f"points (unit='points' or --unit points){others}."
             )
-        if chance is not None and not 0 <= chance <= 1:
-            raise UserError(f"The chance of scores that are fractions is a fraction too (0.1), not {chance:g}.")
+        for name, value in (("chance", chance), ("level", table.level)):
+            if value is not None and not 0 <= value <= 1:
+                raise UserError(f"The {name} of scores that are fractions is a fraction too (0.1), not {value:g}.")
         if chance is None and criteria.higher_is_better and not (table.trials < 0).any():
             chance = 0.0
         if ((table.trials >= 0) & (table.trials <= 1) | np.isnan(table.trials)).all():
@@ -214,6 +218,8 @@ def medians(scores: Array) -> Array:
 def _grouped(images: Array | None, groups: ArrayLike, kept: Mask) -> tuple[Array, ArrayLike]:
     if images is None:
         raise UserError("groups need per-image scores: give an array of scores for every trial.")
+    if len({isinstance(label, str) for label in np.asarray(groups, dtype=object).ravel()}) > 1:
+        raise UserError("Some groups are texts and others are not: name all in one way.")
     if np.shape(groups) != kept.shape:
         raise UserError(f"groups must have one label for each of {kept.size} images, not {np.shape(groups)}.")
     if (count := len(np.unique(np.asarray(groups)[kept]))) < FEWEST_GROUPS:

@@ -8,8 +8,11 @@ these images out for all trials.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from vitmods.stats.fit import Array, Mask
 from vitmods.stats.width import overlap_of
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.tables import read_table, whole_number
+from vitmods.util.text import listing
 
 Scores = Mapping[str, Mapping[int, ArrayLike | None]]
 
@@ -59,18 +63,19 @@ class Table:
         groups: ArrayLike | None = None,
     ) -> Table:
         """Read scores, with the arguments of `vitmods.decide`. Raises `UserError` for what cannot be compared."""
-        if not isinstance(scores, Mapping):
-            raise UserError("Scores must be a mapping arm -> seed -> score, such as {'base': {0: 0.93, 1: 0.94}, ...}.")
-        for arm, by_seed in scores.items():
-            if not isinstance(by_seed, Mapping):
-                raise UserError(f"The scores of {arm} must be a mapping seed -> score, such as {{0: 0.93, 1: 0.94}}.")
+        for name, constant_score in (("chance", chance), ("level", level)):
+            if not isinstance(constant_score, Real | None):
+                raise UserError(f"{name} is a score, a number, not {constant_score!r}.")
+        scores = _plain(scores)
         if base not in scores:
-            raise UserError(f"Unknown arm {base} to compare with. {nearest(base, scores)} Name it with base= (--base).")
+            near = nearest(str(base), scores)
+            raise UserError(f"Unknown arm {base} to compare with. {near} Name it with base= (--base).")
         if len(scores) < 2:
             raise UserError(f"{base} is the only arm: give the scores of at least one other.")
         failed, constant = failed or {}, constant or {}
-        for arm in set(failed) - set(scores):
-            raise UserError(f"failed names an arm without scores: {arm}. {nearest(arm, scores)}")
+        for name, named in (("failed", failed), ("constant", constant)):
+            for arm in set(named) - set(scores):
+                raise UserError(f"{name} names an arm without scores: {arm}. {nearest(arm, scores)}")
         scores = scores if resampled is None else _means(scores)
         arms = (base, *(arm for arm in scores if arm != base))
         seeds = tuple(sorted({seed for arm in arms for seed in (*scores[arm], *failed.get(arm, {}))}))
@@ -124,6 +129,41 @@ class Table:
             images=None if self.images is None else picked(self.images, np.nan),
             diverged=picked(self.diverged, False), constant=picked(self.constant, False),
         )  # fmt: skip
+
+
+def _plain(scores: Any) -> dict[str, dict[Any, ArrayLike | None]]:
+    """Scores with seeds as Python's numbers, or texts, and as arrays. UserError, naming arm and seed, for others."""
+    if not isinstance(scores, Mapping):
+        raise UserError("Scores must be a mapping arm -> seed -> score, such as {'base': {0: 0.93, 1: 0.94}, ...}.")
+    plain: dict[str, dict[Any, ArrayLike | None]] = {}
+    for arm, by_seed in scores.items():
+        if not isinstance(arm, str):
+            raise UserError(f"The name of an arm is a text, not {arm!r}: write '{arm}'.")
+        if not isinstance(by_seed, Mapping):
+            raise UserError(f"The scores of {arm} must be a mapping seed -> score, such as {{0: 0.93, 1: 0.94}}.")
+        of_arm = plain.setdefault(arm, {})
+        for key, value in by_seed.items():
+            seed = key
+            with suppress(TypeError):
+                seed = int(key) if isinstance(key, float) and key.is_integer() else operator.index(key)
+            if seed in of_arm:
+                raise UserError(f"{arm} has two scores with seed {seed}: leave one out.")
+            of_arm[seed] = None if value is None else _array(value, arm, seed)
+    if len({isinstance(seed, str) for of_arm in plain.values() for seed in of_arm}) > 1:
+        raise UserError("Some seeds are numbers and others are texts: name each seed in one way.")
+    return plain
+
+
+def _array(score: Any, arm: str, seed: object) -> NDArray[np.float64]:
+    if hasattr(score, "detach"):  # a tensor, which may be on a device or have a gradient
+        score = score.detach().cpu().double()
+    try:
+        return np.asarray(score, dtype=float)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"The score of {arm} with seed {seed} is {score!r:.40}, and not a number or one for each test image. None "
+            "is a trial that has not ended, NaN one that diverged."
+        ) from None
 
 
 def in_common(tables: Sequence[Table]) -> list[Table]:
@@ -181,8 +221,11 @@ def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"The file {path} does not exist.")
+        what = "is not a file: name the CSV file in it" if path.is_dir() else "does not exist"
+        what = "is a stream: write the scores to a file first" if path.exists() and not path.is_dir() else what
+        raise UserError(f"{path} {what}.")
     trials: dict[tuple[str, int], dict[str, float]] = {}
+    firsts: dict[tuple[str, int, str], Mapping[str, str]] = {}
     columns = ("arm", "seed", "score")
     for line, row in read_table(path, columns, "The columns are arm,seed,score, and image for scores of images."):
         where, arm, image = f"{path}, line {line}", row["arm"].strip(), row.get("image", "").strip()
@@ -193,13 +236,29 @@ def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
         except ValueError:
             raise UserError(f"{where}: the seed must be a whole number, not {row['seed']!r}.") from None
         trial = trials.setdefault((arm, seed), {})
+        before = firsts.setdefault((arm, seed, image), row)
         if image in trial:
-            raise UserError(f"{where}: {arm} with this seed has this score already; remove one of the lines.")
+            others = [
+                name for name in row if row[name] != before[name] and name not in ("arm", "seed", "image", "score")
+            ]
+            remedy = "remove one of the lines."
+            if others:
+                remedy = (
+                    f"the lines differ in {listing(others)}, which is not read. Keep one of them, such as that of the "
+                    "last epoch; a column that names test images is called image."
+                )
+            raise UserError(f"{where}: {arm} with this seed has a score already; {remedy}")
         try:
             score = math.nan if row["score"].strip().lower() == "diverged" else float(row["score"])
         except ValueError:
             raise UserError(f"{where}: the score must be a number (or `diverged`), not {row['score']!r}.") from None
         trial[image] = score if math.isfinite(score) else math.nan
+    for (arm, seed), trial in trials.items():
+        if "" in trial and len(trial) > 1:
+            raise UserError(
+                f"{path}: {arm} with seed {seed} has scores of images, and one without the name of an image: remove "
+                "lines that sum up others."
+            )
     scored = {key: trial for key, trial in trials.items() if not all(map(math.isnan, trial.values()))}
     if not scored:
         raise UserError(f"{path}: it does not contain a score.")

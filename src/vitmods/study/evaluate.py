@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -87,7 +88,10 @@ def evaluate(
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}.")
     pairs: list[tuple[Checkpoint, ImageDataset]] = []
-    for checkpoint in [_open(path, data) for source in sources for path in seeds_in(str(source))]:
+    paths = [path for source in sources for path in seeds_in(str(source))]
+    if twice := next((path for path in paths if [*map(os.path.abspath, paths)].count(os.path.abspath(path)) > 1), None):
+        raise UserError(f"{twice} is given twice: leave one out, since an average would count it double.")
+    for checkpoint in [_open(path, data) for path in paths]:
         settings, recipe = checkpoint.settings, checkpoint.recipe
         if pairs and (pairs[-1][0].settings, pairs[-1][0].recipe) == (settings, recipe):  # read the same images once
             pairs.append((checkpoint, pairs[-1][1]))
@@ -169,8 +173,9 @@ def _open(source: str, data: str | None) -> Checkpoint:
     trial."""
     checkpoint = Checkpoint.open(source).as_seen() if data is not None or Path(source).is_dir() else None
     if checkpoint is None or (data is None and "data" not in checkpoint.settings):
-        hint = similar_folder(Path(source)) or "Say which with --data."
-        raise UserError(f"{source} is not a trial's folder, which names its images. {hint}")
+        what = "is not a trial's folder, which names its images" if Path(source).exists() else "does not exist here"
+        hint = similar_folder(Path(source)) or "Weights that are not a trial's are evaluated on the images of --data."
+        raise UserError(f"{source} {what}. {hint}")
     settings = dict(checkpoint.settings)
     if settings.pop("train_on_all", False) and (data is None or data == settings["data"]):
         raise UserError(

@@ -246,7 +246,9 @@ def evidence(folders: str | Path | Iterable[str | Path]) -> Evidence:
         UserError: a folder without a study, or no finished study with an interval; studies that cannot be read are left
             out, unless there is no other.
     """
-    given = [folders] if isinstance(folders, str | Path) else list(folders)
+    given = [folders] if isinstance(folders, str | Path) or not isinstance(folders, Iterable) else list(folders)
+    if odd := [folder for folder in given if not isinstance(folder, str | Path)]:
+        raise UserError(f"Evidence is read from the folders of studies, each a path, not {odd[0]!r:.60}.")
     findings: list[Finding] = []
     left_out: list[str] = []
     answers: dict[Path, Answer] = {}

@@ -127,8 +127,6 @@ def fixed_settings(
         recipe = RecipeChoice(recipe)
     if isinstance(recipe, Recipe):
         make_task(task, recipe)  # a UserError where it does not suit the task, before the images are listed
-    elif not isinstance(recipe, RecipeChoice):
-        raise UserError(f"recipe is a Recipe, as vm.recipes.default() gives it, or a name, not {recipe!r}.")
     suited = defaults = defaults or defaults_for(str(data), images.limit_train)
     started, pixels, reason = {}, {}, ""
     named_model = base if isinstance(base, str) else defaults.base if base is None else None

@@ -17,6 +17,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -165,8 +166,8 @@ class StudySettings:
         if self.metric is not None:
             measure = self.metric if isinstance(self.metric, Measure) else Measure(self.metric)
             object.__setattr__(self, "metric", make_measure(measure.name, measure.options))
-        if self.margin is not None and not self.margin >= 0:
-            raise UserError(f"margin is how much worse an arm may be, 0 or more, not {self.margin}.")
+        if self.margin is not None and not (isinstance(self.margin, Real) and self.margin >= 0):
+            raise UserError(f"margin is how much worse an arm may be, 0 or more, not {self.margin!r}.")
         object.__setattr__(self, "tune", make_grid(self.tune))
         object.__setattr__(self, "sweep", sweep := make_grid(self.sweep, "--sweep"))
         if not self.tune and self.tuning_seeds != 1:
@@ -220,10 +221,16 @@ class StudySettings:
 
 
 def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
-    """A number of seeds (0, 1, ...) or the seeds themselves. UserError for none, a repeated or a too large one."""
-    if isinstance(seeds, int) and seeds > MOST_SEEDS:
-        raise UserError(f"{seeds} seeds are more than the {MOST_SEEDS} that a study keeps apart.")
-    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(map(int, seeds))
+    """A number of seeds (0, 1, ...) or the seeds themselves. UserError for none, a repeated or a too large one, and for
+    what is not whole numbers."""
+    listed: Any = [seeds] if isinstance(seeds, str | bool) or not isinstance(seeds, Iterable) else [*seeds]
+    if odd := [seed for seed in listed if isinstance(seed, bool) or not hasattr(seed, "__index__")]:
+        raise UserError(f"seeds is how many, or which, as 5 or [3, 7], not {odd[0]!r}.")
+    chosen = tuple(map(operator.index, listed))
+    if not isinstance(seeds, Iterable):
+        if chosen[0] > MOST_SEEDS:
+            raise UserError(f"{chosen[0]} seeds are more than the {MOST_SEEDS} that a study keeps apart.")
+        chosen = tuple(range(chosen[0]))
     if not chosen:
         raise UserError(f"A study needs at least one seed, not {seeds}.")
     if len(set(chosen)) < len(chosen):

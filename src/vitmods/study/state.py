@@ -23,7 +23,7 @@ from vitmods.study.grid import AS_IS, Grid, Point, choose
 from vitmods.study.ledger import Earlier, ShownTable, earlier_looks, enter, identities, is_own, ledger_of, read_ledgers
 from vitmods.study.settings import VAL, Measure, Settings, options_from
 from vitmods.study.store import Facts, StudyFolder, read_object, read_warnings
-from vitmods.train.trial import read_scores
+from vitmods.train.trial import WEIGHTS, read_scores
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.limits import parse_json, read_bytes
@@ -279,6 +279,22 @@ class StudyState:
         self.answered, self.matched = (
             {trial: known.get(trial) or self._read(trial) for trial in trials if trial} for trials in (wanted, matched)
         )
+        self._find_lost_scores()
+
+    def _find_lost_scores(self) -> None:
+        """Take trials for damaged whose file of scores is gone, where others have theirs: without it, all verdicts
+        would be about these images alone."""
+        if not any(record.images for record in self.answered.values()):
+            return
+        for trials in (self.answered, self.matched):
+            for trial, record in trials.items():
+                if record.status != "finished" or record.images is not None:
+                    continue
+                folder = self.folder.trial(trial)
+                if lost := [file for split in self.splits if not (file := folder / f"{split}.npz").exists()]:
+                    first = "" if (folder / WEIGHTS).exists() else "Remove that folder. "
+                    text = f"{named(lost[0])} is missing. {first}Run the study's command again."
+                    trials[trial] = replace(record, status="damaged", message=text)
 
     def _selection(self, setting: Point, arm: Arm) -> Selection:
         settings, metric = self.settings, self.settings.measure.metric

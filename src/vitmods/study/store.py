@@ -304,14 +304,16 @@ def read_json(path: Path) -> Any | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{named(path)} is damaged ({error}). Remove it and run the same command again.") from error
+        raise UserError(
+            f"{named(path)} is damaged ({error}). Remove it, and run the command of the study again."
+        ) from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Parse a file that holds an object; empty if it does not exist."""
     content = read_json(path)
     if content is not None and not isinstance(content, dict):
-        raise UserError(f"{named(path)} is damaged (not an object). Remove it and run the same command again.")
+        raise UserError(f"{named(path)} is damaged (not an object). Remove it, and run the command of the study again.")
     return content or {}
 
 
@@ -417,7 +419,7 @@ class StudyFolder:
     def naming_damage(self) -> AbstractContextManager[None]:
         """Turn errors in reading the facts into a UserError that names study.json."""
         file, kinds = named(self.settings_file), (AttributeError, KeyError, TypeError, ValueError)
-        return explaining(lambda error: f"{file} is damaged ({error!r}). Choose another folder with --out.", *kinds)
+        return explaining(lambda error: f"{file} is damaged ({error!r}). Run the study in another folder.", *kinds)
 
     def known_facts(self) -> Facts:
         """Read study.json; raises UserError if it does not exist."""

@@ -114,7 +114,9 @@ class Study:
         settings = override(settings, chosen)
         images = override(images, options, "a study or its images", names)
         arms = tuple(arms) if isinstance(arms, Iterable) and not isinstance(arms, str | Mapping) else arms
-        seeds = seeds if isinstance(seeds, int | None) else tuple(seeds)
+        seeds = None if seeds is None else make_seeds(seeds)
+        if not isinstance(recipe, Recipe | RecipeChoice | str | None):
+            raise UserError(f"recipe is a Recipe, as vm.recipes.default() gives it, or a name, not {recipe!r:.60}.")
         self._arguments: dict[str, Any] = {
             "base": base, "arms": arms, "data": data, "recipe": recipe, "seeds": seeds, "task": task, "start": start,
             "positions": positions, "pretrain": pretrain, "pretrain_data": pretrain_data, "match": match,
@@ -135,7 +137,7 @@ class Study:
         trained = {} if start is None else arms_in(str(start))
         start = trained[BASE].start if trained else start
         of_start = [] if start is None else seeds_of(str(start))
-        chosen_seeds = make_seeds((of_start or settings.usual_seeds) if seeds is None else seeds)
+        chosen_seeds = seeds or make_seeds(of_start or settings.usual_seeds)
         sweep = make_grid(settings.sweep).to_dict()
         self._common: dict[str, Any] = {
             "data": data, "recipe": recipe, "task": given["task"], "start": start, "positions": positions,

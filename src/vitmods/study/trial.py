@@ -44,7 +44,7 @@ from vitmods.train.device import place, usual_workers
 from vitmods.train.distributed import ALONE, Processes
 from vitmods.train.loggers import LoggedRun, key_of
 from vitmods.train.loop import MeasureSplit
-from vitmods.train.trial import read_scores, trial_config, write_scores
+from vitmods.train.trial import RESULT, read_scores, trial_config, write_scores
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
@@ -291,12 +291,19 @@ class TrialRunner:
     def __call__(self, trial: Trial) -> None:
         """Train or resume a trial and evaluate its weights, in the first of several processes; those of a trial on all
         images cannot be."""
+        folder = self.folder.trial(trial)
+        was_trained = (folder / RESULT).exists()
         self._train(trial)
         if not self._processes.first or trial.cell.is_on_all_images:
             return
-        split = self._images(trial).eval_split
+        images = self._images(trial)
+        split = images.eval_split
         if not read_trial(self.folder, trial, (split,), self.measure).ended:
             self._evaluate(trial, split)
+        elif was_trained:  # its scores of images may be lost
+            for name in {VAL, split} & {*images.splits}:
+                if not (folder / f"{name}.npz").exists():
+                    self._evaluate(trial, name)
 
     def config(self, trial: Trial, model: Any, threads: int) -> dict[str, Any]:
         """Return config.json of a trial as training with so many threads would write it.

@@ -118,14 +118,14 @@ def test_images_without_class_folders_have_no_class(make_folder):
     assert folder(root).target == "none"
     assert counts(folder(root)) == {"train": 3, "val": 2}
     for path in (root / "train", make_folder({"cat": 5}, under="one")):
-        with pytest.raises(UserError, match=r"no class of each image, not a class.*folder|All images have one class"):
+        with pytest.raises(UserError, match=r"does not say the class of its images.*folder|All images have one class"):
             load(path)
         dataset = load(path, target="none", test_fraction=0.2, val_fraction=0.2)
         batch = next(dataset.train_batches(seed=0, epoch=0, batch_size=2))
         assert batch.targets.tolist() == [0] * len(batch.inputs)
         assert dataset.classes == ("image",)
         assert [text for text in dataset.summary()["warnings"] if "no label" in text] == []
-    with pytest.raises(UserError, match="no class of each image, not a class"):
+    with pytest.raises(UserError, match="does not say the class of its images"):
         data.check(root / "train")
 
 

@@ -222,8 +222,14 @@ PUBLIC = {
         "cat dog: test 8, train 8", "?splits=test:test,train:train"),
     "splits in other languages": ("{entrainement,validation}/{chat,chien}/{0-2}.png", "chat chien: train 6, val 6",
         "?splits=validation:val,entrainement:train"),
+    "a table of a split, whose images are called as those of another": ("{train,test}/{0000-0011}.png",
+        "cat dog: train 12", "?labels=train.csv&file=id&root=train&label=label",
+        {"train.csv": table("id,label", "{0000-0011}", "cat", "dog")}),
 }  # fmt: skip
 ORDINARY = {
+    "splits in German": ("{Training,Validierung,Test}/{Hund,Katze}/{0-2}.png", "Hund Katze: test 6, train 6, val 6"),
+    "splits in Spanish": ("{entrenamiento,validacion,prueba}/{gato,perro}/{0-2}.png",
+        "gato perro: test 6, train 6, val 6"),
     "test results": ("{test_negative,test_positive}/{0-2}.png", "test_negative test_positive: train 6"),
     "kinds of training": ("{strength_training,cardio_training,yoga}/{0-2}.png",
         "cardio_training strength_training yoga: train 9"),

@@ -154,7 +154,9 @@ def test_a_table_of_classes_is_for_both_tasks(root):
     ("file,label\n", "?label=lable", r"does not have the column lable. Did you mean 'label'"),
     ("file,label\n", "?root=nowhere", r"the folder .*nowhere does not exist: correct root"),
     ("file,label\n1.png,cat\n", "", r"line 2: 1.png is missing"),
-    ("file,label\na0,cat\nimg/a0.png,dog\n", "", r"line 3: img/a0.png is named a second time and differs"),
+    ("file,label\na0,cat\nimg/a0.png,dog\n", "", r"line 3: img/a0.png is cat in one line and dog in another: leave"),
+    ("file,tags\na0,cat;red\nimg/a0.png,dog\n", "", r"line 3: img/a0.png is named a second time and differs"),
+    ("file,label\n/old/x.png,cat\n/old/y.png,dog\n", "", r"Images are looked for below .*: root=FOLDER names another"),
     ("file,label,split\na0,cat,train\nimg/a0.png,cat,test\n", "", r"a second time, in another split or group"),
     ("file,label,label\na0,cat,1\na1,cat,2\nb0,dog,1\nb1,dog,2\n", "", r"label \(2\) \(2 values\), label \(3\)"),
     ("file,label,class\na0,0,cat\na1,0,dog\na2,1,fox\n", "", r"class \(3 values\), label \(2 values\)"),
@@ -219,6 +221,14 @@ def test_names_that_could_be_two_images_are_asked(tmp_path):
     write_files(tmp_path, {"x.csv": "file,label\n1,cat\n"})
     with pytest.raises(UserError, match=r"1 could be a/1.png or b/1.png"):
         open_source(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("place", ["/home/me/data/", "C:\\data\\old\\", "https://images.org/of/"])
+def test_paths_and_addresses_of_another_machine(root, place):
+    mark = "\\" if "\\" in place else "/"
+    rows = [f"{place}{name.replace('/', mark)},{label}" for name, label in zip(NAMES, CLASS, strict=True)]
+    write_files(root, {"x.csv": "\n".join(["file,label", *rows])})
+    assert open_source(root / "x.csv").splits["train"].ids == tuple(sorted(NAMES))
 
 
 def test_names_of_images():

@@ -65,6 +65,7 @@ _YES, _NO = {"1", "true", "yes", "x"}, {"0", "-1", "false", "no", ""}
 _NUMBER = re.compile(r"[+-]?\d*\.\d+(e[+-]?\d+)?")
 _BOXES = re.compile(r"([^\s\d]\S*( -?\d+(\.\d+)?){4} ?)+")  # a class, then its box, as contests write predictions
 _SHOWN, _TRIED, _MOST_SPLITS, _LONGEST = 5, 100, 10, 200
+_FROM_ROOT = re.compile(r"/|[A-Za-z]:/|\w+://")
 _UNKNOWN = {"nan", "n/a", "na", "null", "none", "-1", "?"}
 _NEARLY_ALL = 0.95
 
@@ -124,6 +125,7 @@ def labeled(
             raise UserError(f"{file} does not name any image. {CSV_LAYOUT}")
         columns = _columns(path, header, rows, options, find)
         warnings += _unused(header, rows, columns)
+        find.elsewhere = _elsewhere(["/".join(cell((row or {}).get(c)) for c in columns.file) for _, row in rows])
         for line, row in rows:
             text = "/".join(cell((row or {}).get(column)) for column in columns.file)
             try:
@@ -136,7 +138,12 @@ def labeled(
                 if not found:
                     raise ValueError("is missing")
                 entry = _Entry(split, labels, cell(row.get(columns.group)))
-                if images.get(found, entry).labels != labels:
+                if (other := images.get(found, entry).labels) != labels:
+                    if len(labels) == len(other) == 1:
+                        said = f"is {printable(*other)} in one line and {printable(*labels)} in another"
+                        raise ValueError(
+                            f"{said}: leave one out; several labels of an image are in one line, as cat;dog"
+                        )
                     raise ValueError("is named a second time and differs: name all labels in one line, as cat;dog")
                 if images.get(found, entry) != entry:
                     raise ValueError("is named a second time, in another split or group: leave one of the two out")
@@ -153,6 +160,8 @@ def labeled(
                 wrong.append(f"{where}: {printable(text)[:_LONGEST] or '(no file)'} {error}")
     if wrong:
         more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        if not images and all(text.endswith(" is missing") for text in wrong):
+            more += f"\nImages are looked for below {printable(str(base))}: root=FOLDER names another place."
         lines = "".join(f"\n  {text}" for text in wrong[:_SHOWN])
         raise UserError(f"{spec} cannot be used as it is ({len(wrong)} lines):{lines}{more}")
     if len(columns.labels) == 1 and without and all(len(entry.labels) < 2 for entry in images.values()):
@@ -202,6 +211,7 @@ class Paths:
 
     def __init__(self, base: Path) -> None:
         self._base, self.above = base, "."  # the folder of the table, from there
+        self.elsewhere = ""  # the folder of the images on another machine
         self._tree: Tree | None = None
         self._finder: Finder | None = None
 
@@ -224,9 +234,20 @@ class Paths:
         """Raises ValueError where several images could be meant."""
         if path := self.direct(text):
             return path
+        text = text.replace("\\", "/").removeprefix(self.elsewhere)
         if self._finder is None:
             self._finder = Finder([_relative(self.tree(), path) for path in self.tree().paths()])
         return self._finder.find(text)
+
+
+def _elsewhere(names: Sequence[str]) -> str:
+    """The folder, or the address, that all of these paths begin with, if they are of another machine: the images may
+    be here without it."""
+    paths = [name.strip().replace("\\", "/") for name in names if name.strip()]
+    if not paths or not all(map(_FROM_ROOT.match, paths)) or any(map(os.path.exists, paths[:_TRIED])):
+        return ""
+    folders = [f"{path.rpartition('/')[0]}/" for path in paths]
+    return f"{os.path.commonprefix(folders).rpartition('/')[0]}/"  # noqa: RUF071, of addresses too
 
 
 def _labels(row: Mapping[str, Any], columns: _Columns) -> frozenset[str]:
@@ -459,6 +480,10 @@ def specifications(tree: Tree, where: str, class_of: Mapping[str, str] = {}) -> 
                 lines.append(f"  {error}")
         objects = [row for _, row in rows if row is not None]
         file, paths = _named_in(tree, header, objects, bool(class_of)) if len(header) > 1 and objects else ("", [])
+        word, root = split_word(stem_of(name)), None
+        if not file and word and objects and not class_of:  # of a split, whose images are called as those of others
+            root = next((below for below in tree.folders.values() if split_word(below.name) == word), None)
+            file, paths = _named_in(root, header, objects, False) if root else ("", [])
         if not file:
             continue
         others = [column for column in header if column != file]
@@ -468,7 +493,7 @@ def specifications(tree: Tree, where: str, class_of: Mapping[str, str] = {}) -> 
         fitting = [name for name in label_columns(objects, others) if name.lower() not in (*_SPLITS, *_GROUPS)]
         columns = usual or ([] if class_of else fitting)
         groups = [c for c in others if c not in columns and _are_groups([cell(row.get(c)) for row in objects])]
-        options = {"labels": name, "file": file}
+        options = {"labels": name, "file": file} | ({"root": root.name} if root else {})
         more = {"group": groups[0]} if len(groups) == 1 else {}
         if _is_one_hot(objects, columns):
             found = {f"labels in the columns {first_of([*map(printable, columns)], 4)}": options | more}
