@@ -108,6 +108,13 @@ def decoder(width=16):
     return {"mask_token": torch.ones(1, 1, width), "decoder_embed.weight": torch.ones(width, 64), **blocks}
 
 
+def with_classifier(name, before, above, tensors=None):
+    """The model's classifier by another name, next to what is called before."""
+    tensors, above = (tensors, above) if tensors else (above, "")
+    inside = under(before, {n: t for n, t in tensors.items() if not n.startswith("head.")})
+    return inside | {f"{above}{name}.{kind}": tensors[f"head.{kind}"] for kind in ("weight", "bias")}
+
+
 LANGUAGE = {"text.transformer.resblocks.0.ln_1.weight": torch.ones(4), "logit_scale": torch.ones(())}
 
 SHAPES = {  # the name of the file, its content, and what has to be said
@@ -153,6 +160,10 @@ SHAPES = {  # the name of the file, its content, and what has to be said
     "open_clip": ("open_clip_model.safetensors", lambda t: under("visual.trunk.", t) | LANGUAGE, {}),
     "teacher": ("m.pth", lambda t: {"teacher": of_dino(t)["teacher"]}, {}),
     "student and teacher": ("m.pth", of_dino, {"key": "teacher"}),
+    "classifier, its backbone": ("m.pth", partial(with_classifier, "classifier", "backbone."), {}),
+    "backbone and head": ("m.pth", partial(with_classifier, "head", "module.model.backbone.", "module.model."), {}),
+    "fc": ("m.pth", partial(with_classifier, "fc", ""), {}),
+    "dropout, head": ("m.pth", partial(with_classifier, "head.1", ""), {}),
     "a list of models": ("m.pth", lambda t: {"models": [others(t), t]}, {"key": "models.1"}),
     "momentum encoder": (
         "m.pth.tar",
@@ -213,6 +224,20 @@ def test_what_is_left_out_is_named(small, tmp_path):
     assert "student, teacher.head, loss (outside the model's teacher.backbone)" in account.summary
     assert "decoder_blocks, decoder_embed (of the decoder of pre-training)" in account.summary
     assert load(path, **HEADS, key="teacher").pretrained_cfg["account"] == account.summary
+
+
+def test_a_classifier_of_several_layers_is_said_to_be_left_out(small, tmp_path):
+    tensors = small().state_dict()
+    layers = {
+        f"head.{i}.{kind}": torch.ones(64, 64)[: 64 if kind == "weight" else 1]
+        for i in (0, 2)
+        for kind in ("weight", "bias")
+    }
+    path = put(under("backbone.", {n: t for n, t in tensors.items() if "head" not in n}) | layers, tmp_path / "m.pth")
+    with pytest.warns(
+        UserWarning, match=r"m\.pth: the classifier \(head\.0\.weight.*\) has several layers and is left"
+    ):
+        assert "head.weight" not in load(path, **HEADS).state_dict()
 
 
 def test_a_tensor_in_two_files_of_an_index_is_refused(small, tmp_path):
@@ -422,7 +447,8 @@ REFUSED = [  # timm's class and options, what the file holds, what is said of it
     plain(lambda t: nn.Linear(1, 1), "more than tensors"),
     plain(with_bias(torch.nan), r"NaN .* 1 of its .*norm\.bias"),
     plain(with_bias(torch.inf), "infinite"),
-    plain(with_bias(1, torch.int8), r"norm\.bias is torch\.int8"),
+    plain(with_bias(1, torch.int8), r"norm\.bias is int8: quantized weights"),
+    plain(lambda t: {n: t.to(torch.int8) for n, t in t.items()}, r"is int8: quantized weights"),
     plain(lambda t: t | {"adapter.down": torch.ones(2)}, "without a place here: adapter.down"),
     plain(lambda t: t | {"blocks.0.attn.relative": torch.ones(2)}, "without a place here"),
     plain(lambda t: t | {"blocks.0.attn.qkv.lora_A": torch.ones(2, 64)}, "Merge LoRA before saving"),

@@ -24,6 +24,8 @@ ADAPTER_BESIDE = (
     "an adapter beside the weights (adapter_config.json) is not applied: merge it first (peft: merge_and_unload)"
 )
 LIBRARIES = ("timm", "hf", "torchvision")
+_QUANTIZED = {torch.int8, torch.uint8, torch.int16, torch.int32}
+
 
 
 def load(path: str | Path, **settings: Any) -> ViT:
@@ -218,6 +220,10 @@ def _read(source: str | Path, asked: dict[str, Any]) -> tuple[ViT, Coverage]:
     if files[0].with_name("vitmods.json").is_file() or (isinstance(record, dict) and "vitmods_changes" in record):
         raise UserError(f"{path.name} is a model that was changed in place: vm.from_pretrained opens it.")
     weights = Weights(tensors) if description else find_model(path.name, tensors, key)
+    whole = [n for n, t in weights.tensors.items() if t.dtype in _QUANTIZED]
+    if whole and description is None:
+        kind = str(weights.tensors[whole[0]].dtype).removeprefix("torch.")
+        raise UserError(f"{path.name}: {whole[0]} is {kind}: quantized weights are not read. Save them as numbers.")
     kept = {torch.float64} if description else set()  # half precision loses nothing, and images are in float32
     singles = {
         name: tensor.float() if tensor.is_floating_point() and tensor.dtype not in kept else tensor
@@ -235,10 +241,6 @@ def _read(source: str | Path, asked: dict[str, Any]) -> tuple[ViT, Coverage]:
     said = "; ".join(filter(None, (weights.choice, beside)))
     account = replace(account, left_out=(*account.left_out, *weights.outside.items()), choice=said)
     names = {row.ours: " + ".join(row.theirs) for row in account.rows}
-    used = {name for row in account.rows for name in row.theirs}
-    whole = [f"{n} is {t.dtype}" for n, t in singles.items() if n in used and not t.is_floating_point()]
-    if whole and description is None:
-        raise UserError(f"{path.name}: {whole[0]}: quantized weights are not read. Save them as numbers.")
     if broken := [names[name] for name, value in model.state_dict().items() if not value.isfinite().all()]:
         raise UserError(
             f"{path.name} has NaN or infinite numbers in {len(broken)} of its {len(names)} tensors ({broken[0]}): its "

@@ -6,6 +6,7 @@ list of them: mappings are walked, and a model is wherever names of a known kind
 
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from vitmods.adapters.tensors import OUTSIDE
 from vitmods.util.errors import UserError, explaining
-from vitmods.util.files import check_weights, check_weights_kept
+from vitmods.util.files import check_weights, check_weights_kept, expand_user
 from vitmods.util.limits import check_file, check_zip, read_json, read_npz
 from vitmods.util.text import first_of, listing, printable
 
@@ -35,6 +36,7 @@ _KINDS = {
     "timm": (r"(?:patch_embed\.proj(?:\.0|ection)?|conv1|conv_proj)\.weight", _BLOCK),
 }
 """kind of names -> the name that says where such a model is, and how another of its names begins"""
+_CLASSIFIER = re.compile(r"(head|classifier|fc)(\.\d+)?\.(weight|bias)")
 _EMA = re.compile(r"(^|[._])ema([._]|$)", re.IGNORECASE)
 _UNREAD = (  # classes of plain values that training scripts save along
     *("argparse.Namespace", "pathlib.PosixPath", "pathlib._local.PosixPath", "numpy.dtype"),
@@ -62,6 +64,7 @@ def find_files(path: Path) -> list[Path]:
 
     Raises UserError if there is none.
     """
+    path = expand_user(path)
     if not path.exists():
         raise UserError(f"{path} does not exist.")
     found = path if path.is_file() else next((path / name for name in NAMES if (path / name).is_file()), None)
@@ -145,7 +148,28 @@ def find_model(source: str, tensors: Mapping[str, Tensor], key: str | None = Non
             inside[name[len(start) :]] = tensor
         else:
             outside[name] = f"{OUTSIDE}{prefix.rstrip('.')}"
+    if kind == "timm":
+        _add_classifier(source, tensors, inside, outside, prefix[: prefix[:-1].rfind(".") + 1])
     return Weights(inside, kind, outside, choice)
+
+
+def _add_classifier(
+    source: str, tensors: Mapping[str, Tensor], inside: dict[str, Tensor], outside: dict[str, str], above: str
+) -> None:
+    """Give the model a linear classifier that is next to it, or a part of a sequence (after dropout), as its head.
+    Warns of one that has several layers, which no model here has."""
+    beside = {name.removeprefix(above): name for name in outside if name.startswith(above)}
+    parts = {n: t for n, t in ({n: tensors[beside[n]] for n in beside} | inside).items() if _CLASSIFIER.fullmatch(n)}
+    if not parts or "head.weight" in inside or any(name.startswith("heads.") for name in inside):
+        return
+    if sum(tensor.dim() == 2 for tensor in parts.values()) > 1 or len(parts) > 2:
+        names = first_of([*parts], 3)
+        warnings.warn(f"{source}: the classifier ({names}) has several layers and is left out.", stacklevel=3)
+        return
+    for name, tensor in parts.items():
+        inside.pop(name, None)
+        outside.pop(beside.get(name, ""), None)
+        inside[f"head.{name.rpartition('.')[2]}"] = tensor
 
 
 def _places(tensors: Mapping[str, Tensor]) -> dict[str, str]:

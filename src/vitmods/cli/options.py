@@ -105,7 +105,8 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
             options["training"] = RecipeChoice(options["recipe"], overrides)
         if has_images:
             _check_place(options["dataset"].data)
-        return kind(**options)
+        paths = {name: value for name, value in options.items() if isinstance(value, Path) and str(value)[0] == "~"}
+        return kind(**options | {name: expand_user(path) for name, path in paths.items()})
     # tyro draws boxes where the encoding has them. On wide terminals it puts two in a row: `_shortened` needs one.
     columns = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(min(shutil.get_terminal_size().columns, 100))

@@ -104,6 +104,8 @@ def main(arguments: Sequence[str], kind: type[Train] = Train, command: str = "tr
     if kind is Pretrain and TASKS[options.dataset.task].target not in WITHOUT_LABELS:
         names = ", ".join(name for name, task in TASKS.items() if task.target in WITHOUT_LABELS)
         raise UserError(f"The task {options.dataset.task} reads labels: use `vitmods train`, or one of {names}.")
+    if not options.arm.strip():
+        raise UserError("--arm is empty: name an arm, or base.")
     arms, dataset = () if options.arm == BASE else (arm_from_text(options.arm),), options.dataset
     seeds = make_seeds([options.seed])
     fixed, _, recipe_note = fixed_settings(options.base, dataset.data, options.training, dataset, task=dataset.task)

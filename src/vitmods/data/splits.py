@@ -325,6 +325,8 @@ class SplitOptions:
         ):
             if getattr(self, name) is not None:
                 self.refuse(reason, *excluded)
+        if self.group_by is not None and not str(self.group_by).strip():
+            raise UserError("group_by is empty: give an expression or a file, or leave it out (--group-by).")
         if not isinstance(self.group_by, str | Path | None):
             raise UserError(
                 f"group_by is a regular expression or the path of a CSV file with the columns image and group, not a "

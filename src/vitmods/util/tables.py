@@ -74,6 +74,8 @@ def read_rows(path: Path, layout: str = "", errors: str = "strict", delimiter: s
                     content = [{"file": name, "label": value} for name, value in content.items()]
                 elif isinstance(content, dict) and {*map(str.lower, content)} & {*IMAGE_NAMES}:
                     content = _transposed(content)
+                elif isinstance(content, dict) and not any(isinstance(v, dict) for v in content.values()):
+                    content = [{"file": name, "label": labels} for name, labels in content.items()]
                 if not isinstance(content, list):
                     raise ValueError("it is not a list of rows, or names and their labels")
                 rows = [(number, row if isinstance(row, dict) else None) for number, row in enumerate(content, 1)]

@@ -1,6 +1,7 @@
 """Hugging Face sets, where the extra is installed."""
 
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,6 +85,16 @@ def parquet(tmp_path, monkeypatch):
             rows.shard(parts, part, contiguous=True).to_parquet(tmp_path / "set" / "data" / name)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     return f"hf:{tmp_path / 'set'}"
+
+
+def test_files_that_number_the_classes_otherwise_are_refused(parquet):
+    folder = Path(parquet.removeprefix("hf:"))
+    turned = table(9, seed=2).cast_column("label", datasets.ClassLabel(names=["dog", "cat"]))
+    turned.to_parquet(folder / "data" / "validation-00000-of-00001.parquet")
+    with pytest.raises(
+        UserError, match=r"validation-.*parquet and .* number the classes of label otherwise: write both"
+    ):
+        open_source(parquet)
 
 
 def epoch_of(dataset, **chosen):

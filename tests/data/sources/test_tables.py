@@ -108,6 +108,13 @@ def test_a_parquet_file(root):
         open_source(root / "all.parquet")
 
 
+def test_lists_of_labels_by_image_in_json(root):
+    (root / "x.json").write_text('{"a0.png": ["cat", "dog"], "b0.png": ["dog"], "a1.png": []}')
+    source = open_source(root / "x.json")
+    assert (source.target, source.classes) == ("labels", ("cat", "dog"))
+    assert source.splits["train"].label_sets[:1] == ((0, 1),)
+
+
 def test_hugging_faces_metadata(tmp_path):
     for split, count in (("train", 6), ("test", 2)):
         files = {f"{split}/{i}.png": encoded(noise(i)) for i in range(count)}
@@ -163,6 +170,7 @@ def test_a_table_of_classes_is_for_both_tasks(root):
     ("file,label\na0,1.5\na1,2.5\n", "", "2 numbers with decimals, which are not classes"),
     ("file,tags\na0,r s\na1,s t\na2,r t\nb0,r s t\n", "", r"4 labels, or several of 3 .*\?separator=space"),
     ('file,tags\na0,"r,s"\na1,"s,t"\na2,"r,t"\nb0,r\n', "", r"4 labels, or several of 3 .*\?separator=,"),
+    ('file,tags\na0,"r,s"\na1,"s,t"\na2,r\nb0,r\n', "", r"3 labels, or several of 3 .*\?separator=,"),
     ("file,age,r,s\na0,3,1,0\na1,3,0,1\na2,4,0,1\nb0,4,1,1\n", "", r"or \?label=r,s, a label each"),
     ("file,r,s\na0,1,0\na1,-1,1\n", "?label=r,s", "has 1, 0 and -1"),
     ("file,said\na0,n01 1 2 30 40\na1,n01 5 6 7 8 n02 1 2 3 4\n", "?label=said", "classes with their boxes"),
@@ -194,6 +202,9 @@ SAID = {  # what it is of: the table, options, what is read, what is said
         "file,label\na0,cat\nb0,dog\nimg/a0.png,cat\n", "", "cat dog: train 2", "1 lines that repeat another"),
     "not a number": ("file,label\na0,cat\nb0,dog\na1,nan\n", "", "cat dog nan: train 3", "The label nan is a class of"),
     "labels of words, without header": ("a0 A 310\nb0 707\na1 A 310\n", "?label=A 310", "707 A 310: train 3", ""),
+    "folds": ("file,label,fold\na0,cat,0\nb0,dog,1\na1,cat,2\nb1,dog,1\n", "", "cat dog: train 4", ""),
+    "folds, and classes by another name": (
+        "file,beast,kfold\na0,cat,0\nb0,dog,1\na1,cat,1\nb1,dog,0\n", "", "cat dog: train 4", ""),
     "scores": ("file,label,score\na0,cat,0.5\nb0,dog,0.5\na1,cat,0.5\n", "", "cat dog: train 3", ""),
 }  # fmt: skip
 

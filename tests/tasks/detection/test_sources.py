@@ -141,6 +141,37 @@ def test_an_area_that_is_not_said_is_that_of_the_outline_or_of_the_box(tmp_path)
     np.testing.assert_allclose(triangle.splits["train"].annotations[0].at(SIZE).area, [48 * 64 / 8], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("before", "place", "pictures"),
+    [
+        ("{}.json", "annotations/instances_{}.json", "images/{}"),
+        ("{}.json", "annotations/instances_{}2017.json", "images/{}2017"),
+        ("train.json", "annotations/instances_default.json", "images"),
+        ("train.json", "_annotations.coco.json", "."),
+    ],
+)
+def test_layouts_that_programs_export(tmp_path, before, place, pictures):
+    coco(tmp_path)
+    for split in ("train", "val") if "{}" in before else ("train",):
+        for old, new in ((before.format(split), place), (split, pictures)):
+            (path := tmp_path / new.format(split)).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / old).rename(path) if new != "." else [
+                p.rename(tmp_path / p.name) for p in (tmp_path / old).iterdir()
+            ]
+    if "{}" not in before:
+        (tmp_path / "val.json").unlink()
+    source = open_source(f"coco:{tmp_path}")
+    assert counts(source) == ({"train": 3, "val": 3} if "{}" in before else {"train": 3})
+    assert not source.broken
+
+
+@pytest.mark.parametrize("place", ["coco:{}/train.json", "yolo:{}/data.yaml"])
+def test_a_file_where_its_folder_is_meant(tmp_path, place):
+    yolo(coco(tmp_path))
+    with pytest.raises(UserError, match=f"is a file: give its folder.*{place.partition(':')[0]}:{tmp_path}"):
+        open_source(place.format(tmp_path))
+
+
 def test_a_first_image_that_is_missing_loses_no_other(tmp_path):
     coco(tmp_path)
     image(tmp_path / "images" / "0.png", seed=99)  # not where most of them are
@@ -156,7 +187,7 @@ def test_an_image_that_exif_turns_does_not_fit_boxes_of_the_unturned(tmp_path):
     turned[0x0112] = 6
     for split in ("train", "val"):
         image(tmp_path / split / "0.jpg", seed=len(split), exif=turned)
-    with pytest.raises(UserError, match="before the rotation in its EXIF data"):
+    with pytest.raises(UserError, match="before a rotation in its EXIF data"):
         loaded(f"coco:{tmp_path}")
     (tmp_path / "val.json").write_text("[]")
     with pytest.raises(UserError, match="not in COCO's format"):
@@ -203,6 +234,17 @@ def test_voc_counts_pixels_from_1_sets_difficult_objects_aside_and_has_folders_o
     assert (broken.path, "cannot be read" in broken.reason) == ("images/0.jpg", True)
 
 
+@pytest.mark.parametrize("form", ["{}.jpg", "JPEGImages/{}.jpg", "/old/VOC/JPEGImages/{}.jpg", "{} 1", "{}\r"])
+def test_lists_of_voc_as_scripts_write_them(tmp_path, form):
+    lists = voc(tmp_path) / "ImageSets" / "Main"
+    (lists / "train.txt").write_text("".join(f"{form.format(i)}\n" for i in range(3)))
+    (lists / "val.txt").unlink()
+    (lists / "validation.txt").write_text(f"{form.format(3)}\n")
+    (path := tmp_path / "Annotations" / "0.xml").write_text(path.read_text().replace("48<", "48.0<"))
+    source = open_source(str(tmp_path))
+    assert (counts(source), source.broken) == ({"train": 3, "val": 1}, [])
+
+
 def yolo(folder, lines=("0 0.3125 0.33333333 0.3125 0.33333333", "1 0.1 0.1 0.5 0.1 0.5 0.5")):
     for split in ("train", "val"):
         files = {f"images/{split}/{i}.png": encoded(noise(10 * len(split) + i, SIZE)) for i in range(2)}
@@ -232,6 +274,25 @@ def test_yolo_gives_fractions_polygons_and_images_without_objects(tmp_path):
 )
 def test_lines_of_yolo_without_an_object_are_reported(tmp_path, line, reason):
     assert any(reason in row.reason for row in open_source(f"yolo:{yolo(tmp_path, [line])}").broken)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"), [("names: [yes, no]", "put names in quotes"), ("nc: 3\nnames: [a, b]", "nc is 3")]
+)
+def test_settings_of_yolo_that_are_refused(tmp_path, line, words):
+    write_files(yolo(tmp_path), {"data.yaml": f"train: images/train\n{line}\n"})
+    with pytest.raises(UserError, match=words):
+        open_source(f"yolo:{tmp_path}")
+
+
+def test_boxes_of_keypoints_are_boxes_and_not_polygons(tmp_path):
+    folder = yolo(tmp_path, ["0 0.3125 0.33333333 0.3125 0.33333333 0.1 0.2 2 0.5 0.4 1"])
+    with (folder / "data.yaml").open("a") as file:
+        file.write("kpt_shape: [2, 3]\nnc: '2'\n")
+    source = open_source(f"yolo:{folder}")
+    objects = source.splits["train"].annotations[0].at(SIZE)
+    np.testing.assert_allclose(objects.boxes, [[10, 8, 30, 24]], atol=1e-4)
+    assert "keypoints of objects (kpt_shape) are not read" in "".join(source.warnings)
 
 
 def table(folder, rows):

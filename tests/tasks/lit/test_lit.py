@@ -195,6 +195,20 @@ def test_errors_name_the_file_and_the_line(tmp_path, lines, words):
     assert words in str(error.value)
 
 
+def test_captions_as_pandas_writes_lists_and_a_column_that_is_not_known(tmp_path):
+    square("red", "left", 0).save(tmp_path / "0.png")
+    square("red", "left", 1).save(tmp_path / "1.png")
+    rows = """image,{}\n0.png,"['a red square', ""it's red""]"\n1.png,[a] square\n"""
+    (tmp_path / "pairs.csv").write_text(rows.format("text"))
+    first, second = open_source(f"pairs:{tmp_path}/pairs.csv").splits["train"].annotations
+    assert (first.texts, second.texts) == (("a red square", "it's red"), ("[a] square",))
+    (tmp_path / "pairs.csv").write_text(rows.format("words"))
+    with pytest.raises(
+        UserError, match=r"Which column of .*pairs\.csv has the captions\? Add \?captions=COLUMN; it has image, w"
+    ):
+        open_source(f"pairs:{tmp_path}/pairs.csv")
+
+
 @pytest.mark.parametrize("form", ["pairs.csv", ""])
 def test_a_group_stays_on_one_side_of_a_split_that_is_made(tmp_path, form):
     for i in range(60):

@@ -18,7 +18,7 @@ from vitmods.data.records import Raw, Records, Source, Streaming, printable, spl
 from vitmods.data.sources import Spec, data_source
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
-from vitmods.util.limits import read_bytes
+from vitmods.util.limits import parse_json, read_bytes
 
 BUFFER = 1000  # rows, as in datasets: unlike files of which any part can be read, they fill the memory
 _LOOKED_AT = 4  # images of a stream that are read before training; all others are when they are needed
@@ -136,12 +136,34 @@ def _load(name: str, options: Mapping[str, str], streaming: bool) -> dict[str, A
             return dict(saved)
         shards = {split: -(-max(len(table), 1) // ROWS_A_SHARD) for split, table in saved.items()}
         return {split: table.to_iterable_dataset(num_shards=shards[split]) for split, table in saved.items()}
+    if (folder := expand_user(name)).is_dir():
+        _check_parquet(folder)
     try:
         revision: Any = options.get("revision")
         loaded: Any = datasets.load_dataset(name, options.get("config"), revision=revision, streaming=streaming)
     except Exception as error:  # hub, network, scripts and formats raise many kinds; all mean that it cannot be had
         raise UserError(f'The Hugging Face set "{name}" cannot be loaded: {type(error).__name__}: {error}') from error
     return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+
+
+def _check_parquet(folder: Path) -> None:
+    """Raises UserError where files number the classes otherwise: datasets reads all by the names of the first."""
+    from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+
+    first: dict[str, tuple[list[str], Path]] = {}
+    for path in sorted(folder.rglob("*.parquet")):
+        try:
+            info = parse_json((parquet.read_schema(path).metadata or {})[b"huggingface"])["info"]["features"]
+            columns = {name: feature["names"] for name, feature in info.items() if "names" in feature}
+        except (ArrowException, OSError, ValueError, LookupError, TypeError):
+            continue  # written without datasets, or for it to refuse
+        for name, classes in columns.items():
+            names, other = first.setdefault(name, (classes, path))
+            if names != classes:
+                raise UserError(
+                    f"{printable(path.name)} and {printable(other.name)} number the classes of {printable(name)} "
+                    "otherwise: write both with one ClassLabel."
+                )
 
 
 def _columns(table: Any, options: Mapping[str, str], name: str) -> tuple[str, str]:

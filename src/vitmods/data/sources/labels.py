@@ -59,6 +59,7 @@ _LABELS = (
     *("species", "breed", "diagnosis", "dx"),
 )
 _OF_GROUPS = re.compile("patient|subject|person|lesion|scene|video|burst", re.IGNORECASE)
+_OF_NO_CLASS = re.compile(r"k?_?folds?|(column|unnamed:) ?\d+", re.IGNORECASE)  # of folds, and numbers of lines
 _OF_IMAGES = {*IMAGE_NAMES} - {"id"}  # which may be of something else
 _SPLITS, _GROUPS = ("split", "subset", "partition", "set"), ("group",)
 _YES, _NO = {"1", "true", "yes", "x"}, {"0", "-1", "false", "no", ""}
@@ -350,8 +351,10 @@ def _columns(path: Path, header: list[str], rows: list[Row], options: Mapping[st
     separator = options.get("separator", "" if len(labels) == 1 else "none")
     if not separator and not any(map(re.compile(r"[;|]|^[\[(]").search, values)):
         for sign, name in ((",", ","), (" ", "space"), ("/", "/")):
-            words = {word for value in values for word in _words(value, re.escape(sign))}
-            if len(words) < len(values):
+            parts = [_words(value, re.escape(sign)) for value in values]
+            words = {word for part in parts for word in part}
+            classes_alone = sign == "," and any(len(part) > 1 and values & {*part} for part in parts)
+            if len(words) < len(values) or classes_alone:
                 raise UserError(
                     f"{column} {len(values)} labels, or several of {len(words)} "
                     f"({first_of(sorted(map(printable, words)), 4)}) in a line. Add ?separator={name}, or =none for "
@@ -393,6 +396,7 @@ def label_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> li
     """The columns that may hold labels: those of yes and no if there are several, or those with few values, which are
     words or whole numbers."""
     names = [name for name in names if not ((word := split_word(name)) and word[1] <= {"is"})]  # is_test, valid
+    names = [name for name in names if not _OF_NO_CLASS.fullmatch(name)] or names
     yes_or_no = [name for name in names if _is_one_hot(rows, [name, name]) and _count(rows, name) > 1]
     fitting = []
     for name in names:

@@ -30,6 +30,7 @@ from vitmods.data.store import file_key, remembered
 from vitmods.data.threads import cores
 from vitmods.util.errors import UserError
 from vitmods.util.limits import MOST_NAMES, check_bytes, parse_json, read_json, read_npz, read_text
+from vitmods.util.tables import whole_number
 
 MANIFEST, MANIFEST_FORMAT = "manifest.json", "vitmods shards 2"
 INDEX = "index.npz"
@@ -414,8 +415,8 @@ def _label(parts: dict[str, Member], file: BinaryIO) -> int | str:
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{printable(parts[kind].name)} does not hold a label") from None
     try:
-        return int(label)
-    except (ValueError, TypeError):
+        return whole_number(label)
+    except ValueError:
         return str(label)
 
 

@@ -184,7 +184,8 @@ def _records(images: Sequence[ListedImage], ids: tuple[str, ...], number: Mappin
         if max(size) > LONGEST * min(size):
             raise Unreadable(f"longer than {LONGEST}:1 ({size[1]} x {size[0]} pixels): boxes need the whole image")
         if annotated not in (None, size):
-            turned = ", its size before the rotation in its EXIF data" if annotated == size[::-1] else ""
+            turned = ", its sides in the other order (or before a rotation in its EXIF data)"
+            turned = turned if annotated == size[::-1] else ""
             boxes = f"its boxes are for {annotated[1]} x {annotated[0]}"
             raise Unreadable(f"is {size[1]} x {size[0]} pixels, and {boxes}{turned}")
         return raw
@@ -285,6 +286,9 @@ def _key(value: Any) -> Any:
 def _coco_files(spec: Spec) -> dict[str, Path]:
     """The file of each split, train first."""
     root = spec.folder
+    if root.is_file():
+        place, name = printable(str(root.parent)), printable(root.name)
+        raise UserError(f'{printable(str(root))} is a file: give its folder and name it, "coco:{place}?train={name}".')
     if not root.is_dir():
         raise UserError(f"The folder {printable(str(root))} does not exist. {COCO_LAYOUT}")
     if named := {split: root / spec.options[split] for split in SPLITS if split in spec.options}:
@@ -297,6 +301,7 @@ def _coco_files(spec: Spec) -> dict[str, Path]:
             *sorted((root / "annotations").glob(f"instances_{split}[0-9]*.json")),
             *(root / f"{word}.json" for word in SPLIT_NAMES[split]),
             *(root / "annotations" / f"{word}.json" for word in SPLIT_NAMES[split]),
+            *(root / "annotations" / f"instances_{word}.json" for word in SPLIT_NAMES[split]),
             *(root / word / "_annotations.coco.json" for word in SPLIT_NAMES[split]),
         ]
         present = [place for place in places if place.is_file()]
@@ -304,8 +309,11 @@ def _coco_files(spec: Spec) -> dict[str, Path]:
             both = " and ".join(printable(str(place.relative_to(root))) for place in present[:2])
             raise UserError(f'{spec} has {both} for {split}: say which, as in "{spec}?{split}=...".')
         files |= {split: present[0]} if present else {}
+    if not files:  # exports without splits, of CVAT and Roboflow
+        whole = [root / "annotations" / "instances_default.json", root / "_annotations.coco.json"]
+        files = dict([("train", path) for path in whole if path.is_file()][:1])
     if not files:
-        raise UserError(f"{printable(str(root))} lacks annotations. {COCO_LAYOUT}")
+        raise UserError(f"{printable(str(root))} lacks annotations. {COCO_LAYOUT} Or name a file: ?train=FILE.json.")
     return files
 
 
@@ -334,7 +342,8 @@ def _coco_folder(split: str, root: Path, path: Path, images: list[dict[str, Any]
     """The folder that has the most of the first images; FOLDER where none has any."""
     words = SPLIT_NAMES[split]
     year = path.stem.rpartition("_")[2]  # instances_train2017
-    places = [root / year, *(root / word for word in words), *(root / "images" / word for word in words)]
+    places = [root / year, root / "images" / year, *(root / word for word in words)]
+    places += [root / "images" / word for word in words]
     places += [root / "images", path.parent, root]
     names = [str(image.get("file_name", "")) for image in images[:_LOOKED_FOR]]
     held = [sum(os.path.isfile(place / name) for name in names) for place in places]
@@ -413,9 +422,12 @@ YOLO_LAYOUT = f"Expected {YAML}, or {CLASSES} with images/train and labels/train
 def yolo(spec: Spec) -> Source:
     """Images with boxes; with masks where all objects are polygons."""
     root = spec.folder
+    if root.is_file():
+        place = printable(str(root.parent))
+        raise UserError(f'{printable(str(root))} is a file: give its folder, as in "yolo:{place}".')
     settings = _yaml(root / YAML) if (root / YAML).is_file() else {}
     classes = _yolo_classes(root, settings)
-    warnings: list[str] = []
+    warnings = ["The keypoints of objects (kpt_shape) are not read: boxes alone are."] * ("kpt_shape" in settings)
     paths = _yolo_images(root, settings, warnings)
     if "train" not in paths:
         raise UserError(f"{spec} lacks images of train. {YOLO_LAYOUT}")
@@ -430,7 +442,7 @@ def yolo(spec: Spec) -> Source:
                 parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
             text = Path(*parts, path.name).with_suffix(".txt")
             used.setdefault(text.parent, set()).add(text.name)
-            splits[split].append(_yolo_image(path, text, classes))
+            splits[split].append(_yolo_image(path, text, classes, has_keypoints="kpt_shape" in settings))
         for folder, stems in used.items():
             names = sorted(os.listdir(folder)) if folder.is_dir() else []
             alone = [name for name in names if name.endswith(".txt") and name not in stems and name != CLASSES]
@@ -467,10 +479,12 @@ def _yolo_classes(root: Path, settings: dict[str, Any]) -> list[str]:
         names = [names[i] for i in range(len(names))]
     if names is None and (root / CLASSES).is_file():
         names = class_names(root / CLASSES)
+    if isinstance(names, list) and any(isinstance(name, bool) for name in names):
+        raise UserError(f"{printable(str(root / YAML))}: YAML reads yes and no as true and false: put names in quotes.")
     words = isinstance(names, list) and all(isinstance(name, str | int | float) for name in names)
     if not words or not names or len(set(map(str, names))) < len(names):
         raise UserError(f"{printable(str(root))} does not name its classes, each once. {YOLO_LAYOUT}")
-    if settings.get("nc", len(names)) != len(names):
+    if str(settings.get("nc", len(names))) != str(len(names)):
         raise UserError(f"{printable(str(root / YAML))}: nc is {settings['nc']}, and there are {len(names)} names.")
     return [str(name) for name in names]
 
@@ -509,7 +523,7 @@ def _yolo_images(root: Path, settings: dict[str, Any], warnings: list[str]) -> d
     return images or {"train": images_below(folder)}
 
 
-def _yolo_image(path: Path, text: Path, classes: list[str]) -> ListedImage:
+def _yolo_image(path: Path, text: Path, classes: list[str], has_keypoints: bool = False) -> ListedImage:
     image = ListedImage(path, None)
     if not os.path.isfile(text):
         return image
@@ -523,7 +537,7 @@ def _yolo_image(path: Path, text: Path, classes: list[str]) -> ListedImage:
             continue
         try:
             word, *values = line.split()
-            numbers, label = list(map(float, values)), int(word)
+            numbers, label = list(map(float, values[:4] if has_keypoints else values)), int(word)
             if len(numbers) != 4 and (len(numbers) < 6 or len(numbers) % 2):
                 raise ValueError("neither four numbers nor a polygon")
         except ValueError as error:
@@ -564,9 +578,10 @@ def voc(spec: Spec) -> Source:
     files = {Path(name).stem: name for name in loose_images(images) if not name.startswith(".")}
     broken: list[Broken] = []
     lists, listed = root / "ImageSets" / "Main", dict[str, list[str]]()
-    for split, name in (*((split, split) for split in SPLITS), ("train", "trainval")):
+    words = [(split, word) for split in SPLITS for word in SPLIT_NAMES[split]]
+    for split, name in [*words, ("train", "trainval")]:
         if split not in listed and (path := lists / f"{name}.txt").is_file():
-            listed[split] = list(dict.fromkeys(line.split()[0] for line in lines_of(path)))
+            listed[split] = list(dict.fromkeys(_name_in(line.split()[0], files) for line in lines_of(path)))
     if listed and "train" not in listed:
         raise UserError(f"{printable(str(lists))} has {', '.join(listed)} and lacks train.txt. {VOC_LAYOUT}")
     if not listed:
@@ -582,6 +597,12 @@ def voc(spec: Spec) -> Source:
     return source_of_boxes(spec, classes, splits, broken)
 
 
+def _name_in(word: str, files: Mapping[str, str]) -> str:
+    """The name that a line of a list has, which may be that of the file, with its folder."""
+    file = Path(word.replace("\\", "/"))
+    return file.stem if files.get(file.stem) == file.name else file.name
+
+
 def _voc_image(path: Path, annotation: Path) -> ListedImage:
     image = ListedImage(path, (1, 1))
 
@@ -593,7 +614,7 @@ def _voc_image(path: Path, annotation: Path) -> ListedImage:
     try:
         raw = read_bytes(annotation, "XML")
         tree = ElementTree.fromstring(raw, ElementTree.XMLParser(target=_Builder()))
-        image.size = int(text(tree, "size/height")), int(text(tree, "size/width"))
+        image.size = whole_number(text(tree, "size/height")), whole_number(text(tree, "size/width"))
         for element in tree.iter("object"):
             xmin, ymin, xmax, ymax = (float(text(element, f"bndbox/{corner}")) for corner in CORNERS)
             difficult = (element.findtext("difficult") or "0").strip() == "1"

@@ -10,6 +10,7 @@ of shards name splits. Without splits they are made; images of one group stay in
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +31,9 @@ from vitmods.util.limits import parse_json
 from vitmods.util.tables import IMAGE_NAMES, cell, read_rows
 
 _SHOWN = 5
+_CAPTIONS = ("captions", "caption", "text")
+_LISTED = re.compile(r"\[\s*(['\"]).*['\"]\s*\]", re.DOTALL)
+_QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 
 
 @dataclass(frozen=True)
@@ -217,10 +221,13 @@ def _from_file(spec: Spec) -> Source:
 def _lines(spec: Spec, path: Path, wrong: list[str]) -> Iterator[_Line]:
     """Read the lines of the file; `wrong` gets those that are not objects or are of an unknown split."""
     header, rows = read_rows(path)
-    column, find = (
-        spec.options.get("captions") or ("captions" if "captions" in header else "caption"),
-        Paths(path.parent),
-    )
+    column = spec.options.get("captions") or next((name for name in _CAPTIONS if name in header), _CAPTIONS[0])
+    if column not in header and {*header} - {*IMAGE_NAMES, "split", "group"}:
+        raise UserError(
+            f"Which column of {printable(str(path))} has the captions? Add ?captions=COLUMN; it has "
+            f"{printable(', '.join(header))}."
+        )
+    find = Paths(path.parent)
     usual = "image" if "image" in header else next((name for name in IMAGE_NAMES if name in header), "image")
     for number, row in rows:
         if row is None:
@@ -236,6 +243,8 @@ def _lines(spec: Spec, path: Path, wrong: list[str]) -> Iterator[_Line]:
         except ValueError as error:
             wrong.append(f"line {number}: the image {printable(image)} {error}")
             continue
+        if isinstance(captions, str) and _LISTED.fullmatch(captions.strip()):  # as Python and JSON write lists
+            captions = [single or double for single, double in _QUOTED.findall(captions)]
         captions = captions if isinstance(captions, list) else [captions]
         yield _Line(number, split, found or image, captions, _group(row))
 

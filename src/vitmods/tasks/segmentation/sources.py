@@ -125,7 +125,8 @@ def _by_stem(folder: Path) -> dict[str, list[Path]]:
 def _folders(root: Path) -> Folders:
     """root/images/train with root/masks/train, root/train/images with root/train/masks, or without splits."""
     below = folders_of_splits(root)
-    if (root / "images").is_dir() and (root / "masks").is_dir():
+    has_both = (root / "images").is_dir() and (root / "masks").is_dir()
+    if has_both or ((root / "images").is_dir() and not below):
         named = folders_of_splits(root / "images")
         pairs = {name: (path, root / "masks" / path.name) for name, path in named.items()}
         folders = pairs or {"train": (root / "images", root / "masks")}
