@@ -41,8 +41,6 @@ the effects by change and data set.
 | --- | --- | --- | --- |
 {rows}
 
-\\* Its scores were not kept: it cannot be recomputed, and decides no claim.
-
 Each entry has the difference of each arm to base in points, its 95 % interval and the verdict. In the images, a diamond
 is the difference, the line its interval, and the band the margin; `vitmods report FOLDER --out answer.svg` draws them.
 Seeds are the most that an arm has. In a factorial study they are those of a run, and effects are averages over its
@@ -59,7 +57,6 @@ A script of numpy and scipy alone recomputes the intervals, and the statuses of 
 python docs/gallery/recompute.py
 ```
 """
-UNKEPT = "Scores not kept."
 OLDER = "Older numbers."
 DATASETS = """## Data sets
 
@@ -87,9 +84,6 @@ def facts_of(
         sys.exit(f"{run} is not finished: {state}. Run its command again first.")
     if not answer.command.startswith("vitmods "):
         sys.exit(f"{run} was started from Python; the gallery shows commands: run it with `vitmods compare`.")
-    for suffix, narrow in (("", False), ("-narrow", True)):
-        (HERE / f"{name}{suffix}.svg").write_text(summary(answer, narrow), encoding="utf-8")
-    stored.store(run, HERE / f"{name}.tar.xz", images)
     environment = answer.environment
     configs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run.rglob("config.json"))]
     table = table_of(answer)
@@ -97,7 +91,10 @@ def facts_of(
     answers = {BASE: answer} | {reference: Answer.load(run, reference) for reference in references}
     facts = trial_facts(configs, answer.command)
     if problem := scores.store(run, answers, HERE / "scores" / f"{name}.json", facts["numerics"]):
-        print(f"{name} cannot be recomputed and will decide no claim: {problem}.")
+        sys.exit(f"{name} cannot be recomputed: {problem}.")
+    for suffix, narrow in (("", False), ("-narrow", True)):
+        (HERE / f"{name}{suffix}.svg").write_text(summary(answer, narrow), encoding="utf-8")
+    stored.store(run, HERE / f"{name}.tar.xz", images)
     further = {}
     for reference in references:
         effects = answers[reference].effects.items()
@@ -179,11 +176,7 @@ def page(folder: Path = HERE) -> str:
 
     entries = [(json.loads(path.read_text(encoding="utf-8")), path.stem) for path in folder.glob("*.json")]
     entries.sort(key=lambda entry: (entry[0]["order"], entry[1]))
-    parts = [
-        HEAD.format(
-            rows="\n".join(_row(facts, (folder / "scores" / f"{name}.json").exists()) for facts, name in entries)
-        )
-    ]
+    parts = [HEAD.format(rows="\n".join(_row(facts) for facts, _ in entries))]
     for facts, name in entries:
         parts.append(f"## {facts['title']}\n\n{facts['says']}\n")
         parts.append(f"![The effects that follow](gallery/{name}.svg)\n")
@@ -193,9 +186,8 @@ def page(folder: Path = HERE) -> str:
             by_verdict.setdefault(verdict.strip(), []).append(f"{arm} {numbers}{bracket}")
         effects = "; ".join(f"{verdict}: {', '.join(arms)}" for verdict, arms in by_verdict.items())
         is_older = facts.get("facts", {}).get("numerics", NUMERICS) != NUMERICS
-        marks = [OLDER] * is_older + [UNKEPT] * (not (folder / "scores" / f"{name}.json").exists())
         of_run = f"{facts['trials']} trials, {facts['date']}, {facts['machine']}"
-        parts.append(f"{' '.join([f'{effects}. {of_run}.', *marks])}\n")
+        parts.append(f"{effects}. {of_run}.{f' {OLDER}' * is_older}\n")
         if "notes" in facts:
             parts.append(f"*{'; '.join(note.rstrip('.') for note in facts['notes'])}.*\n")
         if (folder / f"{name}.tar.xz").exists():
@@ -210,7 +202,7 @@ def page(folder: Path = HERE) -> str:
     return "\n".join(parts)
 
 
-def _row(facts: Mapping[str, Any], kept: bool) -> str:
+def _row(facts: Mapping[str, Any]) -> str:
     """A study in the table at the top of the page."""
     anchor = re.sub(r"[^\w -]", "", facts["title"].lower()).replace(" ", "-")
     data = facts.get("facts", {}).get("data", "")
@@ -222,8 +214,7 @@ def _row(facts: Mapping[str, Any], kept: bool) -> str:
     answers = [f"{verdict}: {', '.join(arms)}" for verdict, arms in by_verdict.items()]
     answers += [f"{len(undecided)} open"] if undecided else []
     answer = "; ".join(answers)
-    mark = "" if kept else r" \*"
-    return f"| [{facts['title']}](#{anchor}){mark} | {answer} | {data} | {facts['seeds']} |"
+    return f"| [{facts['title']}](#{anchor}) | {answer} | {data} | {facts['seeds']} |"
 
 
 def main(arguments: list[str]) -> None:

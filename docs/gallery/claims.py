@@ -67,11 +67,11 @@ RULES = """## How a claim gets its status
 | too wide to test | neither, or its half-width is more than twice the largest published effect |
 | decided on one processor | seen or not seen, but not confirmed with other instructions of a processor |
 | other conditions | every study breaks a condition of the claim |
-| not run | no study tests the claim, or none that can be recomputed |
+| not run | no study tests the claim |
 
 "For" has what a claim holds for: with a published size what its tables measured (data, patches, depth, heads, recipe),
 else what its sentence says; for Dual PatchNorm also only with the patches of its paper, 16 and 32 px. A study
-counts if it keeps all conditions and its [scores](gallery.md#check-it-yourself) were kept.
+counts if it keeps all conditions; [anyone can recompute it](gallery.md#check-it-yourself).
 
 The interval is that of [all studies that count](statistics.md#several-studies-of-one-effect). For a claim without a
 published number, only the sign is tested; "no gain", "no loss" and "no difference" allow half a point. Effects are in
@@ -92,7 +92,6 @@ def studies_of(gallery: Path = GALLERY) -> dict[str, dict[str, Any]]:
         facts = json.loads(path.read_text(encoding="utf-8"))
         numbers = {arm: _numbers(text) for arm, text in {**facts["effects"], **facts.get("further", {})}.items()}
         kept = {name: facts[name] for name in ("title", "command", "date", "machine", "metric", "seeds", "facts")}
-        kept |= {"scores": (gallery / "scores" / path.name).exists()}
         kept |= {"design": facts["design"]} if "design" in facts else {}
         again = {arm: _numbers(text) for arm, text in facts.get("again", {}).items()}
         for name, found in (("effects", numbers), ("again", again)):
@@ -187,13 +186,6 @@ def _entry(
     lines = [f"- {f'**{claim.status}** · ' if says_status else ''}{text}"]
     if sum(found.counts for found in claim.evidence) > 1:
         lines.append(f"  - Together: {'; '.join(map(str, claim.together))}.")
-    if claim.evidence and claim.status == Status.NOT_RUN:
-        links: dict[str, list[str]] = {}
-        for found in claim.evidence:
-            links.setdefault(_mark(found, claim.holds), []).append(_link(found.study))
-        marked = [f"{', '.join(dict.fromkeys(of_mark))}{mark}" for mark, of_mark in links.items()]
-        lines.append(f"  - Not counted: {'; '.join(marked)}.")
-        return "\n".join(lines)
     for found in sorted(claim.evidence, key=lambda found: not found.counts):
         again = f" With other instructions: {'; '.join(map(str, found.again))}." if found.again else ""
         mark = _mark(found, claim.holds)
@@ -203,7 +195,7 @@ def _entry(
 
 def _mark(found: ClaimTest, holds: Mapping[str, Any]) -> str:
     """Why a study does not count; empty if it does."""
-    return "" if found.counts else f" ({_broken(found.study, holds) or 'scores lost'})"
+    return "" if found.counts else f" ({_broken(found.study, holds)})"
 
 
 def _broken(study: GalleryStudy, holds: Mapping[str, Any]) -> str:
@@ -252,9 +244,9 @@ def card_lines() -> Mapping[str, str]:
 
 def effects_of_changes() -> Mapping[str, list[tuple[GalleryStudy, str, str]]]:
     """The effects that each change has by itself, by the name of its page: the study, the arm, and its short form. Of a
-    study with the change as it is, that arm alone; studies that can be recomputed come first."""
+    study with the change as it is, that arm alone."""
     found: dict[str, list[tuple[GalleryStudy, str, str]]] = {}
-    for study in sorted(studies().values(), key=lambda study: not study.scores):
+    for study in studies().values():
         words = shlex.split(study.command)
         after = itertools.takewhile(lambda word: not word.startswith("--"), words[words.index("--arms") + 1 :])
         arms = [arm for text in after for arm in arms_from_text(text) if arm.name in study.effects]
@@ -275,16 +267,14 @@ def numbers_of(effects: Sequence[tuple[GalleryStudy, str, str]]) -> str:
     for study, arm, short in effects:
         words = study.metric, study.design, "trained weights" if study.facts["start"] == "trained" else ""
         metric = "".join(f", {word}" for word in words if word not in ("top-1", ""))
-        mark = "" if study.scores else r" \*"
-        title = "" if study.name in shown else f"[{study.name}](../gallery.md#{study.anchor}){metric}{mark}"
+        title = "" if study.name in shown else f"[{study.name}](../gallery.md#{study.anchor}){metric}"
         effect, low, high = (signed(number, 2) for number in study.effects[arm])
         rows.append(f"| {title} | `{short}` | {effect} [{low}, {high}] | {study.seeds} |")
         shown.add(study.name)
-    unkept = "" if all(study.scores for study, *_ in effects) else "\n\n\\* Scores not kept: cannot be recomputed."
     return (
         "<!-- numbers -->\n"
         "| study | arm | effect [95 % interval] | seeds |\n| --- | --- | --- | --- |\n"
-        f"{chr(10).join(rows)}{unkept}\n\n<!-- end of numbers -->\n\n"
+        f"{chr(10).join(rows)}\n\n<!-- end of numbers -->\n\n"
     )
 
 

@@ -176,8 +176,8 @@ def main():
     facts, page, wrong, off, number = json.loads((TABLES / "studies.json").read_text()), PAGE.read_text(), [], [0.0], 0
     recomputed = {path.stem: effects(json.loads(path.read_text())) for path in sorted(HERE.glob("scores/*.json"))}
     for name, study in facts.items():
-        if study["scores"] != (name in recomputed):
-            wrong.append(f"{name}: scores is {study['scores']}, which is not so")
+        if name not in recomputed:
+            wrong.append(f"{name}: its scores are missing")
         for arm, written in study["effects"].items() if name in recomputed else ():
             again = recomputed[name].get(arm, [np.inf] * 3)
             off.append(np.abs(np.subtract(again, written)).max())

@@ -69,9 +69,9 @@ def test_the_status_follows_from_the_interval(direction, points):
 
 
 @pytest.fixture
-def all_kept(monkeypatch):
-    """The studies as if the scores of all of them were kept, and another processor gave the same."""
-    kept = {name: dataclasses.replace(study, scores=True, again=study.effects) for name, study in studies().items()}
+def confirmed(monkeypatch):
+    """The studies as if another processor gave the same."""
+    kept = {name: dataclasses.replace(study, again=study.effects) for name, study in studies().items()}
     monkeypatch.setattr(claims, "studies", lambda: kept)
 
 
@@ -79,17 +79,11 @@ def claim(*tests, direction=Direction.NO_GAIN, **fields):
     return Claim("x", "x", (), direction, tests=tests, **fields)
 
 
-def test_a_study_without_scores_is_shown_and_decides_nothing():
-    alone = claim("dpn-figure1: normformer")
-    assert alone.status is Status.NOT_RUN
-    assert alone.evidence[0].outcome == "does not count: its scores were not kept"
+def test_a_study_that_breaks_a_condition_is_shown_and_decides_nothing():
+    alone = claim("dpn-figure1: normformer", holds={"depth": 36})
+    assert alone.status is Status.OTHER
+    assert alone.evidence[0].outcome == "other conditions (3 blocks, not 36)"
     assert not alone.together
-    assert (
-        claim("digits: post", "norm-choice: post", direction=Direction.LOSS).together == claim("digits: post").together
-    )
-    assert claim("dpn-figure1: normformer", holds={"depth": 36}).status is Status.OTHER, (
-        "no condition is kept either way"
-    )
     assert claim("dpn-figure1: normformer", "digits: post", holds={"depth": 6}).status is Status.ONE_PROCESSOR
 
 
@@ -110,7 +104,7 @@ def test_a_claim_is_decided_with_one_status_on_two_processors(monkeypatch, again
     assert claim("digits: post; rms", direction=Direction.LOSS).status is Status.TOO_WIDE, "so it is already"
 
 
-def test_all_arms_are_needed_and_no_study_decides_alone(all_kept):
+def test_all_arms_are_needed_and_no_study_decides_alone(confirmed):
     assert claim("dpn-figure1: normformer; subln").status is Status.SEEN
     assert claim("dpn-figure1: normformer; both-post").status is Status.TOO_WIDE
     assert claim().status is Status.NOT_RUN
@@ -269,8 +263,8 @@ def test_anyone_can_make_the_intervals_and_the_statuses_again():
     decided = {Status.SEEN, Status.NOT_SEEN, Status.TOO_WIDE, Status.ONE_PROCESSOR}
     count = sum(claim.status in decided for _, claim in CLAIMS)
     assert f"\n{count} claims follow from them." in done.stdout
-    kept = [study for study in studies().values() if study.scores]
-    assert f"{sum(len(study.effects) for study in kept)} intervals of {len(kept)} studies" in done.stdout
+    count = sum(len(study.effects) for study in studies().values())
+    assert f"{count} intervals of {len(studies())} studies" in done.stdout
 
 
 def test_the_shell_lists_claims_within_80_columns(capsys, monkeypatch):

@@ -27,7 +27,6 @@ LIBRARIES = ("timm", "hf", "torchvision")
 _QUANTIZED = {torch.int8, torch.uint8, torch.int16, torch.int32}
 
 
-
 def load(path: str | Path, **settings: Any) -> ViT:
     """Read a ViT from a file of our own or of another library, exactly, in evaluation mode.
 

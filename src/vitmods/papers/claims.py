@@ -3,7 +3,7 @@
 The status of a claim is never written down. It follows from a test that proves the claim without training, or from the
 published effect and the intervals of the studies that test it. These and the studies' conditions are in
 `tables/studies.json`: the numbers of the gallery's entries, part of the package. A study counts only if it keeps the
-conditions of the claim and anyone can recompute it from its scores, and those that count are one interval.
+conditions of the claim, and those that count are one interval, which anyone can recompute from their scores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ MARGIN = 0.5
 default margin of a study"""
 WIDE = 2
 """Half-widths above this multiple of the published effect test nothing"""
-UNKEPT = "its scores were not kept"
 
 
 class Direction(StrEnum):
@@ -137,7 +136,6 @@ class GalleryStudy:
     facts: what is known of it, by the names of CONDITIONS; several values where it has several models or settings. And
     `numerics`, the version of the numbers of its trials (NUMERICS in vitmods.train.trial).
     seeds: the most that an arm has.
-    scores: whether the scores of its trials were kept, so that anyone can recompute its intervals.
     effects: arm -> its effect and interval, in points.
     again: the same of a second run with other instructions of a processor, whose sums round differently; of no arm
         without one.
@@ -152,7 +150,6 @@ class GalleryStudy:
     metric: str
     seeds: int
     facts: Mapping[str, Any]
-    scores: bool
     effects: Mapping[str, tuple[float, float, float]]
     again: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     design: str = ""
@@ -202,14 +199,12 @@ class ClaimTest:
     @property
     def counts(self) -> bool:
         """Whether it makes the status of the claim."""
-        return self.study.scores and not self.broken
+        return not self.broken
 
     @property
     def outcome(self) -> str:
         """Whether it counts, and why not."""
-        if self.broken:
-            return f"{Status.OTHER} ({'; '.join(self.broken)})"
-        return "counts" if self.counts else f"does not count: {UNKEPT}"
+        return "counts" if self.counts else f"{Status.OTHER} ({'; '.join(self.broken)})"
 
 
 @dataclass(frozen=True)
@@ -315,12 +310,12 @@ class Claim:
 
     @property
     def status(self) -> Status:
-        """What the proof, or the studies that count say; each arm needs the effect. If none counts although one keeps
-        the conditions, the claim is not tested. What their second runs do not say too is not decided."""
+        """What the proof, or the studies that count say; each arm needs the effect. What their second runs do not say
+        too is not decided."""
         if not self.tests:
             return Status.PROVEN if self.proof else Status.NOT_RUN
         if not self.together:
-            return Status.OTHER if all(test.broken for test in self.evidence) else Status.NOT_RUN
+            return Status.OTHER
         status = self._status(self.together)
         if status == Status.TOO_WIDE:
             return status
@@ -355,7 +350,6 @@ class Claim:
                     "command": test.study.command,
                     "facts": dict(test.study.facts),
                     "broken": list(test.broken),
-                    "scores": test.study.scores,
                     "effects": {effect.arm: [effect.effect, effect.low, effect.high] for effect in test.effects},
                     "again": {effect.arm: [effect.effect, effect.low, effect.high] for effect in test.again},
                 }
