@@ -188,8 +188,8 @@ def page(folder: Path = HERE) -> str:
         is_older = facts.get("facts", {}).get("numerics", NUMERICS) != NUMERICS
         of_run = f"{facts['trials']} trials, {facts['date']}, {facts['machine']}"
         parts.append(f"{effects}. {of_run}.{f' {OLDER}' * is_older}\n")
-        if "notes" in facts:
-            parts.append(f"*{'; '.join(note.rstrip('.') for note in facts['notes'])}.*\n")
+        if notes := [note.rstrip(".") for note in facts.get("notes", ()) if not note.startswith("under ")]:  # a setting
+            parts.append(f"*{'; '.join(notes)}.*\n")
         if (folder / f"{name}.tar.xz").exists():
             parts.append(f"<!-- report: {name} -->\n")
         parts.append(f"```console\n$ {facts['command']}\n```\n")
