@@ -43,9 +43,7 @@ the effects by change and data set.
 
 Each entry has the difference of each arm to base in points, its 95 % interval and the verdict. In the images, a diamond
 is the difference, the line its interval, and the band the margin; `vitmods report FOLDER --out answer.svg` draws them.
-Seeds are the most that an arm has. In a factorial study they are those of a run, and effects are averages over its
-other changes on and off.
-Where the site links to a [full report](report.md), it was made from the study's stored results when the site was built.
+Seeds are the most that an arm has; in a factorial study those of a run, with effects averaged over its other changes.
 "Older numbers" marks a study of an earlier version of vitmods: now its command may give other numbers.
 """
 CHECK = """## Check it yourself
