@@ -76,7 +76,7 @@ faults("class", folders, {
     "classes_of_which_one_can_be_read": ("All images have one class",
                                          one("cat", "dog", extra={f"dog/{i}.png": b"" for i in range(4)}),
                                          {"unreadable": "skip"}),
-    "loose_images": ("no class of each image, not a class", one(".")),
+    "loose_images": ("does not say the class of its images", one(".")),
     "two_folders_for_a_split": ("Both val and valid", two(splits=("train", "val", "valid"), count=2)),
     "misspelled_split": ("vla holds the classes of train", two(splits=("train", "vla"))),
     "image_of_val_in_train": ("are also in train, byte for byte", two(extra={"val/cat/copy.png": "train/cat/0.png"})),
@@ -114,7 +114,7 @@ IN_ALL = [row.replace(",cat", ",animal;cat").replace(",dog", ",animal;dog") for 
 faults("labels", labels, {
     **{f"table_{name}": (says, {"rows": [*GOOD, row]}) for name, says, row in (
         ("names_a_file_that_is_missing", "line 7: 9.png is missing", "9.png,cat,val"),
-        ("names_a_file_twice", "line 7: 0.png is named a second time", "0.png,dog,val"),
+        ("names_a_file_twice", "line 7: 0.png is cat in one line and dog in another: leave one out", "0.png,dog,val"),
         ("with_an_unknown_split", "has the split holdout", "5.png,cat,holdout"),
         ("with_a_label_in_two_cases", "'Cat' = 'cat'", "5.png,Cat,train"),
     )},

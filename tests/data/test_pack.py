@@ -216,5 +216,5 @@ def test_two_packs_of_one_folder_and_images_without_a_class_are_refused(pets, tm
     ):
         pack(pets, tmp_path / "out")
     assert set(pack(pets, tmp_path / "out", splits=["test"]).manifest["splits"]) == {"test"}
-    with pytest.raises(UserError, match="no class of each image, not a class"):
+    with pytest.raises(UserError, match="does not say the class of its images"):
         pack(make_folder({".": 3}, under="loose"), tmp_path / "none")
