@@ -226,18 +226,27 @@ def test_what_is_left_out_is_named(small, tmp_path):
     assert load(path, **HEADS, key="teacher").pretrained_cfg["account"] == account.summary
 
 
-def test_a_classifier_of_several_layers_is_said_to_be_left_out(small, tmp_path):
-    tensors = small().state_dict()
-    layers = {
-        f"head.{i}.{kind}": torch.ones(64, 64)[: 64 if kind == "weight" else 1]
-        for i in (0, 2)
-        for kind in ("weight", "bias")
-    }
-    path = put(under("backbone.", {n: t for n, t in tensors.items() if "head" not in n}) | layers, tmp_path / "m.pth")
+UNFIT = {  # a classifier next to the backbone -> its tensors, which no head here has
+    "several layers": {f"head.{i}.{kind}": torch.ones(64, 64) for i in (0, 2) for kind in ("weight", "bias")},
+    "another width": {"fc.weight": torch.ones(5, 256), "fc.bias": torch.ones(5)},
+    "the bias alone": {"head.bias": torch.ones(5)},
+    "no bias": {"head.weight": torch.ones(5, 64)},
+    "two of them": {"head.weight": torch.ones(5, 64), "fc.weight": torch.ones(7, 64)},
+    "a convolution": {"head.weight": torch.ones(5, 64, 1, 1), "head.bias": torch.ones(5)},
+    "a norm": {"head.0.weight": torch.ones(64), "head.0.bias": torch.ones(64)},
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_a_classifier_that_does_not_fit_is_named_and_the_backbone_is_read(small, tmp_path, kind):
+    backbone = {name: tensor for name, tensor in small().state_dict().items() if not name.startswith("head.")}
+    path = put(under("backbone.", backbone) | UNFIT[kind], tmp_path / "m.pth")
     with pytest.warns(
-        UserWarning, match=r"m\.pth: the classifier \(head\.0\.weight.*\) has several layers and is left"
+        UserWarning, match=r"m\.pth: the classifier \((head|fc)\..*\) is not one linear layer .* left out"
     ):
-        assert "head.weight" not in load(path, **HEADS).state_dict()
+        read = load(path, **HEADS).state_dict()
+    assert "head.weight" not in read
+    assert all(torch.equal(read[name], tensor) for name, tensor in backbone.items())
 
 
 def test_a_tensor_in_two_files_of_an_index_is_refused(small, tmp_path):

@@ -37,6 +37,7 @@ _KINDS = {
 }
 """kind of names -> the name that says where such a model is, and how another of its names begins"""
 _CLASSIFIER = re.compile(r"(head|classifier|fc)(\.\d+)?\.(weight|bias)")
+_NORM = re.compile(r"(^|\.)(norm\d?|ln|ln_\w+|layer_?norm\w*)\.weight$")
 _EMA = re.compile(r"(^|[._])ema([._]|$)", re.IGNORECASE)
 _UNREAD = (  # classes of plain values that training scripts save along
     *("argparse.Namespace", "pathlib.PosixPath", "pathlib._local.PosixPath", "numpy.dtype"),
@@ -157,19 +158,23 @@ def _add_classifier(
     source: str, tensors: Mapping[str, Tensor], inside: dict[str, Tensor], outside: dict[str, str], above: str
 ) -> None:
     """Give the model a linear classifier that is next to it, or a part of a sequence (after dropout), as its head.
-    Warns of one that has several layers, which no model here has."""
+    Warns of any other, which is left out: of several layers, of another width, or without a bias."""
     beside = {name.removeprefix(above): name for name in outside if name.startswith(above)}
-    parts = {n: t for n, t in ({n: tensors[beside[n]] for n in beside} | inside).items() if _CLASSIFIER.fullmatch(n)}
-    if not parts or "head.weight" in inside or any(name.startswith("heads.") for name in inside):
+    near = {name: tensors[full] for name, full in beside.items()} | inside
+    names = [name for name in near if _CLASSIFIER.fullmatch(name)]
+    if not names or "head.weight" in inside or any(name.startswith("heads.") for name in inside):
         return
-    if sum(tensor.dim() == 2 for tensor in parts.values()) > 1 or len(parts) > 2:
-        names = first_of([*parts], 3)
-        warnings.warn(f"{source}: the classifier ({names}) has several layers and is left out.", stacklevel=3)
+    parts = {name.rpartition(".")[2]: name for name in names}
+    widths = {len(tensor) for name, tensor in inside.items() if _NORM.search(name)}
+    shapes = [near[parts[kind]].shape for kind in ("weight", "bias") if kind in parts]
+    if len(names) != 2 or [len(shape) for shape in shapes] != [2, 1] or shapes[0][1] not in widths:
+        text = "is not one linear layer with a bias on the width of the ViT, and is left out"
+        warnings.warn(f"{source}: the classifier ({first_of(names, 3)}) {text}.", stacklevel=3)
         return
-    for name, tensor in parts.items():
-        inside.pop(name, None)
+    for kind, name in parts.items():
+        tensor = inside.pop(name) if name in inside else tensors[beside[name]]
         outside.pop(beside.get(name, ""), None)
-        inside[f"head.{name.rpartition('.')[2]}"] = tensor
+        inside[f"head.{kind}"] = tensor
 
 
 def _places(tensors: Mapping[str, Tensor]) -> dict[str, str]:

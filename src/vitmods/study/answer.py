@@ -337,7 +337,7 @@ def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = N
     records, curves = with_curves(state, _without_spare(state, taken))
     decision, questions = settings.design.questions(state, taken, reference)
     (first_name, headline), costs = next(iter(questions.items())), _costs(folder, settings, reference)
-    if is_of_one_base:  # others may differ in what an arm brings along
+    if is_of_one_base:  # several may differ in what an arm brings along
         remarks = remarks_on_controls(settings.arms, models[BASE].config, decision)
         questions[first_name] = headline = headline.with_remarks(remarks)
     base_cost, arm_costs = costs[first] if is_of_one_base else (None, {})

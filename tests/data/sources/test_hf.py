@@ -87,12 +87,12 @@ def parquet(tmp_path, monkeypatch):
     return f"hf:{tmp_path / 'set'}"
 
 
-def test_files_that_number_the_classes_otherwise_are_refused(parquet):
+def test_files_that_number_the_classes_differently_are_refused(parquet):
     folder = Path(parquet.removeprefix("hf:"))
     turned = table(9, seed=2).cast_column("label", datasets.ClassLabel(names=["dog", "cat"]))
     turned.to_parquet(folder / "data" / "validation-00000-of-00001.parquet")
     with pytest.raises(
-        UserError, match=r"validation-.*parquet and .* number the classes of label otherwise: write both"
+        UserError, match=r"validation-.*parquet and .* number the classes of label differently: write both"
     ):
         open_source(parquet)
 

@@ -147,7 +147,7 @@ def _load(name: str, options: Mapping[str, str], streaming: bool) -> dict[str, A
 
 
 def _check_parquet(folder: Path) -> None:
-    """Raises UserError where files number the classes otherwise: datasets reads all by the names of the first."""
+    """Raises UserError where files number the classes differently: datasets reads all by the names of the first."""
     from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
 
     first: dict[str, tuple[list[str], Path]] = {}
@@ -162,7 +162,7 @@ def _check_parquet(folder: Path) -> None:
             if names != classes:
                 raise UserError(
                     f"{printable(path.name)} and {printable(other.name)} number the classes of {printable(name)} "
-                    "otherwise: write both with one ClassLabel."
+                    "differently: write both with one ClassLabel."
                 )
 
 

@@ -523,7 +523,7 @@ def _yolo_images(root: Path, settings: dict[str, Any], warnings: list[str]) -> d
     return images or {"train": images_below(folder)}
 
 
-def _yolo_image(path: Path, text: Path, classes: list[str], has_keypoints: bool = False) -> ListedImage:
+def _yolo_image(path: Path, text: Path, classes: list[str], has_keypoints: bool) -> ListedImage:
     image = ListedImage(path, None)
     if not os.path.isfile(text):
         return image
