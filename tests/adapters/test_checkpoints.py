@@ -155,6 +155,11 @@ SHAPES = {  # the name of the file, its content, and what has to be said
     "bfloat16": ("m.bin", partial(as_dtype, torch.bfloat16), {}),
     "float64": ("m.pth", partial(as_dtype, torch.float64), {}),
     "parameters": ("m.pth", lambda t: {name: nn.Parameter(tensor) for name, tensor in t.items()}, {}),
+    "indices of positions": (
+        "m.pth",
+        lambda t: {"backbone": t, "position_ids": torch.arange(9, dtype=torch.int32)},
+        {},
+    ),
     "mask token": ("m.pth", lambda t: t | {"mask_token": torch.ones(1, 64)}, {}),
     "masked autoencoder": ("m.pth", lambda t: {"model": t | decoder()}, {}),
     "open_clip": ("open_clip_model.safetensors", lambda t: under("visual.trunk.", t) | LANGUAGE, {}),

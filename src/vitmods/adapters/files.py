@@ -219,7 +219,7 @@ def _read(source: str | Path, asked: dict[str, Any]) -> tuple[ViT, Coverage]:
     if files[0].with_name("vitmods.json").is_file() or (isinstance(record, dict) and "vitmods_changes" in record):
         raise UserError(f"{path.name} is a model that was changed in place: vm.from_pretrained opens it.")
     weights = Weights(tensors) if description else find_model(path.name, tensors, key)
-    whole = [n for n, t in weights.tensors.items() if t.dtype in _QUANTIZED]
+    whole = [n for n, t in weights.tensors.items() if t.dtype in _QUANTIZED and n.endswith(("weight", "bias"))]
     if whole and description is None:
         kind = str(weights.tensors[whole[0]].dtype).removeprefix("torch.")
         raise UserError(f"{path.name}: {whole[0]} is {kind}: quantized weights are not read. Save them as numbers.")
