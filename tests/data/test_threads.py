@@ -1,5 +1,6 @@
 """Prefetching keeps the order, runs ahead by a bounded number, passes errors on and ends its threads."""
 
+import gc
 import threading
 import time
 
@@ -34,6 +35,32 @@ def test_it_stays_a_bounded_number_ahead_and_threads_end_with_the_consumer():
     own = set(threading.enumerate()) - before
     assert len(own) == 2
     items.close()
+    wait_until(lambda: not any(thread.is_alive() for thread in own))
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_thread_of_its_own_may_collect_it_as_garbage():
+    abandoned, collected = threading.Event(), threading.Event()
+
+    def make(number):
+        if number == 1:
+            assert abandoned.wait(60)
+            gc.collect()
+            collected.set()
+        return number
+
+    before = set(threading.enumerate())
+    cycle = [in_order(make, range(100), 2)]
+    cycle.append(cycle)
+    assert next(cycle[0]) == 0
+    own = set(threading.enumerate()) - before
+    gc.disable()
+    try:
+        del cycle
+        abandoned.set()
+        assert collected.wait(60)
+    finally:
+        gc.enable()
     wait_until(lambda: not any(thread.is_alive() for thread in own))
 
 

@@ -118,7 +118,8 @@ def in_order(
             tasks.put(None)
         end = time.monotonic() + end_s
         for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            if thread is not threading.current_thread():  # which collects this generator as garbage
+                thread.join(max(0.0, end - time.monotonic()))
 
 
 def ahead(items: Iterator[Item], prepare: Callable[[Item], Item]) -> Iterator[Item]:
