@@ -72,7 +72,7 @@ def interval(d, of_seeds, level, step, near):
         return mean - half, mean + half
     by_image = d.mean(0) - mean
     residual = ((d - d.mean(1)[:, None] - by_image) ** 2).sum() / ((n - 1) * (m - 1))
-    differ = (d != 0).any(0).sum()
+    differ = (abs(d) > 1e-10).any(0).sum()
     one_more = step if differ < 10 else 0.0
     images = (by_image**2).sum() / (m - 1) + one_more**2 / m
     both = variance + max(0, images / m - residual / (n * m))
@@ -104,7 +104,7 @@ def effects(study):
         x = np.tensordot(weights, x, 1) @ np.eye(len(labels))[groups] * (len(labels) / len(groups))
         df, w, nu = spread(np.where([[arm in outside] for arm in arms], np.nan, x.mean(-1)), floor, not runs)
         x = x if study["other_images"] else x.mean(-1, keepdims=True)
-        k, alpha, step = reading["family"], reading["alpha"], 100.0 * (binary and not (study["groups"] or runs))
+        k, alpha, step = reading["family"], reading["alpha"], 100.0 * (binary and not study["groups"])
         for name, kind in reading["effects"].items():
             row, used = rows[kind], rows[kind] != 0
             d = np.tensordot(row[used], x[used], 1)
@@ -118,7 +118,8 @@ def effects(study):
                 ways = [(own, (1, alpha / k, 0))]
             else:
                 ways = [(both, (k, 0.8 * alpha, 0.5)), (own, (1, 0.2 * alpha / k, 0))]
-            ends = min((interval(d, *way, step, near[used].all()) for way in ways), key=np.ptp)
+            is_near = near[used | bool(runs)].all()
+            ends = min((interval(d, *way, step, is_near) for way in ways), key=np.ptp)
             found[name] = [float(end) for end in (sign * d.mean(), *np.sort(sign * np.clip(ends, -limit, limit)))]
     return found
 

@@ -157,7 +157,7 @@ def of_settings(scores, images=None):
     (studies, B, g, n), `images` (studies, B, k, n, m) differences to base."""
     for weights, level in families(scores.shape[1]):
         against = fit(np.einsum("qb,rb...->rq...", weights, scores)).against
-        part = None if images is None else images_part(np.einsum("qb,rb...->rq...", weights, images))
+        part = None if images is None else images_part(np.einsum("qb,rb...->rq...", weights, images), 0.0)
         yield against.estimate, against_base(against, part, level, scores.shape[2] - 1)
 
 
@@ -350,12 +350,14 @@ def arms_on_images(seed, studies, n, k=4, m=300):
     of_arm, of_trial = (0.6, (studies, k + 1, 1, m)), (0.05, (studies, k + 1, n, 1))
     x = latent(seed, 1.3, (0.7, (studies, k + 1, n, m)), (1, (studies, 1, 1, m)), of_arm, of_trial)
     result = fit(x.mean(-1), floor=50 / m).against
-    yield result.estimate, against_base(result, images_part(x[:, 1:] - x[:, :1]), 0.05, k)
+    yield result.estimate, against_base(result, images_part(x[:, 1:] - x[:, :1], 0.0), 0.05, k)
 
 
 def factorial_on_images(seed, studies, n, m=100):
     x = latent(seed, 1, (0.7, (studies, 8, n, m)), (1, (studies, 1, 1, m)), (0.5, (studies, 8, 1, m)))
-    found = intervals(x.mean(-1), plan_factorial(["A", "B", "C"]).weights, 0.05, x, 50 / m)
+    weights = plan_factorial(["A", "B", "C"]).weights
+    part = images_part(np.einsum("qg,...gnm->...qnm", weights, x), 100.0)
+    found = intervals(x.mean(-1), weights, 0.05, part, 50 / m)
     yield found.contrasts.estimate, found.half
 
 
@@ -372,7 +374,7 @@ def groups_on_images(seed, studies, n, groups, per=12):
     of_group = 0.5 * np.random.default_rng(1000 + seed).standard_normal((studies, 2, 1, groups))[..., labels]
     x = latent(seed, 1.3 + of_group, (0.7, (studies, 2, n, m)), (1, (studies, 1, 1, m)), (0.6, (studies, 2, 1, m)))
     grouped, result = clusters(x, labels), fit(x.mean(-1), floor=50 / m).against
-    yield result.estimate, against_base(result, images_part(grouped[:, 1:] - grouped[:, :1]), 0.05, 1)
+    yield result.estimate, against_base(result, images_part(grouped[:, 1:] - grouped[:, :1], 0.0), 0.05, 1)
 
 
 ON_IMAGES = [  # (simulation, promised rate and what it is without the part of the images, options)
@@ -439,6 +441,22 @@ def test_ends_near_a_hundred_percent(k, hard, studies):
     assert (wrong / studies).max() <= bound(0.03, studies)
     assert old / studies > 0.037
     assert width[0] < 1.2 * width[1]
+
+
+@pytest.mark.parametrize(("m", "broken"), first((100, 0.015), (27, 0.05), (500, 0.004), (500, 0.01), (2000, 0.001)))
+def test_a_change_that_breaks_few_images_in_every_run(m, broken):
+    """Of a factorial study without other noise: every trial with the change is wrong on the same images."""
+    design, rng, studies, missed = plan_factorial(["A", "B"]), np.random.default_rng(0), 400, {0.0: 0, 100.0: 0}
+    for _ in range(studies):
+        x = np.full((4, 3, m), 100.0)
+        x[design.on[:, 0]] -= 100.0 * (rng.random(m) < broken)
+        for step in missed:
+            part = images_part(np.einsum("qg,gnm->qnm", design.weights, x), step)
+            found = intervals(x.mean(-1), design.weights, 0.05, part, 50 / m)
+            low, high = bounds(found.contrasts.estimate, found.half, part)
+            missed[step] += not low[0] <= -100 * broken <= high[0]
+    assert missed[100.0] / studies <= bound(0.05, studies)
+    assert missed[0.0] > max(missed[100.0], 0.03 * studies), "without the rule"
 
 
 def test_far_from_a_hundred_percent_ends_are_as_far_from_the_effect():

@@ -7,6 +7,7 @@ import pytest
 from scipy import special
 
 from vitmods.stats.criteria import Criteria
+from vitmods.stats.decide import decide
 from vitmods.stats.factorial import LOOK_LEVEL, detectable, factorial, intervals, misfit
 from vitmods.stats.fit import fit
 from vitmods.stats.read import Table
@@ -90,6 +91,24 @@ def test_the_images_part_is_that_of_the_contrast_of_images():
     assert study["rms"].images == m
     assert not study.without_images
     assert points(scores_of(design, {}), design).without_images
+
+
+@pytest.mark.parametrize(("right", "differing"), [(1.0, 0), (0.98, 1), (0.5, 4)])
+def test_few_images_that_differ_are_as_uncertain_as_between_two_arms(right, differing):
+    """The first change breaks a few of 60 images, in every run that has it; no trial has noise of its own."""
+    design, m = plan_factorial(NAMES[:2]), 60
+    of_base = np.arange(m) < right * m
+    broken = of_base & (np.arange(m) >= differing)
+    images = {run: (broken if NAMES[0] in row else of_base) * 1.0 for run, row in design.arms.items()}
+    study = decided({run: dict.fromkeys(range(3), scores) for run, scores in images.items()}, design)
+    plain = decide({"base": dict.fromkeys(range(3), of_base * 1.0), "dpn": dict.fromkeys(range(3), broken * 1.0)})
+    for effect in (study["dpn"], study.pairs["dpn x rms"]):
+        assert effect.images_sd > 0.99 * 100 / m
+    assert study["dpn"].images_sd == pytest.approx(plain["dpn"].images_sd)
+    below, plain_below = (effect.effect - effect.low for effect in (study["dpn"], plain["dpn"]))
+    above, plain_above = (effect.high - effect.effect for effect in (study["dpn"], plain["dpn"]))
+    assert below / above == pytest.approx(plain_below / plain_above, rel=0.2), "skewed alike"
+    assert (below == above) == (right < 0.9 or differing == 0)
 
 
 @pytest.mark.parametrize(("k", "r", "times"), [(3, 3, 1.5), (5, 2, 1.8), (8, 3, 2.5)])

@@ -94,22 +94,22 @@ def test_it_equals_the_analysis_of_variance():
     frame = pd.DataFrame({"d": differences.ravel(), "seed": seeds, "image": images})
     table = sm.stats.anova_lm(smf.ols("d ~ C(seed) + C(image)", frame).fit())
     mean_square = table["sum_sq"] / table["df"]
-    result = images_part(differences)
+    result = images_part(differences, 0.0)
     assert result.s2_images == pytest.approx(mean_square["C(image)"] / n, rel=1e-9)
     assert result.s2_residual == pytest.approx(mean_square["Residual"], rel=1e-9)
 
 
 def test_it_is_unbiased():
-    result = images_part(crossed(5, 40, (6000,)))
+    result = images_part(crossed(5, 40, (6000,)), 0.0)
     assert result.unclipped.mean() == pytest.approx(2.0**2 / 40, rel=0.03)
 
 
 def test_batches_single_images_and_single_seeds():
     differences = crossed(3, 9, (2, 2))
-    assert images_part(differences).variance[1, 0] == pytest.approx(images_part(differences[1, 0]).variance)
-    assert images_part(crossed(4, 1)).variance == 0
+    assert images_part(differences, 0.0).variance[1, 0] == pytest.approx(images_part(differences[1, 0], 0.0).variance)
+    assert images_part(crossed(4, 1), 0.0).variance == 0
     first = crossed(1, 9)
-    assert images_part(first).variance == pytest.approx(first.var(ddof=1) / 9)
+    assert images_part(first, 0.0).variance == pytest.approx(first.var(ddof=1) / 9)
 
 
 def test_clusters_keep_the_mean_and_count_as_one_image():
@@ -120,7 +120,9 @@ def test_clusters_keep_the_mean_and_count_as_one_image():
     assert result.mean(-1) == pytest.approx(x.mean(-1))
     assert result[:, 1] == pytest.approx(3 / 6 * x[:, [0, 2, 5]].sum(-1))
     doubled = np.repeat(x, 2, axis=-1)
-    assert images_part(clusters(doubled, np.repeat(np.arange(6), 2))).variance == pytest.approx(images_part(x).variance)
+    assert images_part(clusters(doubled, np.repeat(np.arange(6), 2)), 0.0).variance == pytest.approx(
+        images_part(x, 0.0).variance
+    )
 
 
 def without(metric, m):

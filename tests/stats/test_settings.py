@@ -94,10 +94,10 @@ def test_the_images_part_is_that_of_the_sum_averaged():
         np.array([100 * (scores[b]["dpn"][s] - scores[b]["base"][s]) for s in range(3)]) for b in ("S/16", "Ti/16")
     ]
     result = averaged(scores)
-    assert result["dpn"].images_sd ** 2 == pytest.approx(float(images_part(sum(gains) / 2).variance))
+    assert result["dpn"].images_sd ** 2 == pytest.approx(float(images_part(sum(gains) / 2, 0.0).variance))
     departure = result.departures["dpn"]["S/16"]
-    assert departure.images_sd**2 == pytest.approx(float(images_part((gains[0] - gains[1]) / 2).variance))
-    assert result.each["dpn"]["S/16"].images_sd ** 2 == pytest.approx(float(images_part(gains[0]).variance))
+    assert departure.images_sd**2 == pytest.approx(float(images_part((gains[0] - gains[1]) / 2, 0.0).variance))
+    assert result.each["dpn"]["S/16"].images_sd ** 2 == pytest.approx(float(images_part(gains[0], 0.0).variance))
     assert result["dpn"].low <= result["dpn"].seeds_low
     assert not result.decision.without_images
 

@@ -167,6 +167,15 @@ def test_a_budget_without_time_for_a_trial_says_where_it_went(monkeypatch, tmp_p
     [
         ("100h", {(True, 64): 0.01}, {}, "Ti/8", 64, range(120, 157), range(5, 1000)),
         ("30m", {(True, 64): 0.01}, {}, "Ti/8", 64, range(60, 110), [5]),
+        (
+            "73m",
+            {(True, 64): 0.01},
+            {"recipe": RecipeChoice("deit", {"batch_size": 32}), "seeds": 3},
+            "Ti/8",
+            64,
+            range(150, 300),
+            [3],
+        ),
         ("10m", {(True, 64): 0.01, (False, 64): 0.002}, {}, "mu6/8", 64, range(105, 120), [5]),
         ("10m", {(True, 64): 0.1, (False, 64): 0.1, (False, 32): 0.01}, {}, "mu3/4", 32, range(20, 45), [5]),
         ("10m", {(True, 64): 0.001}, {"recipe": "plain"}, "Ti/8", 64, range(60, 200), range(5, 50)),
@@ -176,12 +185,17 @@ def test_a_budget_without_time_for_a_trial_says_where_it_went(monkeypatch, tmp_p
         ("10m", {(True, 64): 0.001}, {"until_decided": True}, "Ti/8", 64, [120], [8, 9]),
     ],
 )
-def test_a_budget_takes_the_first_that_fits(monkeypatch, photos, budget, seconds, options, base, side, epochs, seeds):
+def test_a_budget_takes_the_first_that_fits(
+    monkeypatch, photos, capsys, budget, seconds, options, base, side, epochs, seeds
+):
     clock = Clock(monkeypatch, seconds)
     study = Study(arms=["dpn", "rms"], data=photos, budget=budget, **options)
     with warnings.catch_warnings(record=True) as issued:
         warnings.simplefilter("always")
-        planned = study.dry_run(**{**RUN, "cost_seconds": 30})
+        planned = study.dry_run(**{**RUN, "cost_seconds": 30, "progress": True})
+    timed = [line.split(" a step")[0] for line in capsys.readouterr().err.splitlines() if line.startswith("  1 of 3")]
+    assert timed
+    assert len(timed) == len(set(timed)), "once for each base and size"
     texts = [str(warning.message) for warning in issued]
     assert len(texts) == len(set(texts)), "those of the study that is chosen"
     fixed = planned.settings.fixed

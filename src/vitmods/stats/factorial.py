@@ -28,7 +28,7 @@ from vitmods.stats.effects import ENOUGH_DF, Intervals, Sides, effect_of, has_in
 from vitmods.stats.expected import with_expected
 from vitmods.stats.fit import ROUNDING, Array, Contrasts, Mask, contrasts, noise
 from vitmods.stats.gains import gains_of
-from vitmods.stats.images import images_part
+from vitmods.stats.images import ImagesPart
 from vitmods.stats.read import Table
 from vitmods.stats.runs import FactorialRuns, least_squares
 from vitmods.stats.sample_size import SIMULATED_STUDIES, Findable
@@ -121,7 +121,8 @@ def factorial(table: Table, design: FactorialRuns, criteria: Criteria) -> Factor
         alpha = ALPHA if criteria.most_seeds is None else LOOK_LEVEL
         analysis = criteria.analysis(table.fewest, len(names), alpha)
         if trials.size and len(weights):
-            found = intervals(trials, weights, analysis.alpha, images, gains.floor)
+            part = None if images is None else gains.part_of(np.einsum("qg,gnm->qnm", weights, images), kept)
+            found = intervals(trials, weights, analysis.alpha, part, gains.floor)
         else:
             nan, zero = np.full(len(weights), np.nan), np.zeros(len(weights))
             found = Intervals(
@@ -163,14 +164,13 @@ def factorial(table: Table, design: FactorialRuns, criteria: Criteria) -> Factor
 
 
 def intervals(
-    scores: Array, weights: Array, alpha: float, images: Array | None = None, floor: float = 0.0
+    scores: Array, weights: Array, alpha: float, part: ImagesPart | None = None, floor: float = 0.0
 ) -> Intervals:
     """Contrasts with `weights` (q, N) of studies (..., N, n), and half-widths that hold together for all q.
 
-    `images` (..., N, n, m): the scores of each image.
+    `part`: of the images, for each contrast; None: the intervals are for these images alone.
     """
     estimates = contrasts(scores, weights, noise(scores, floor), floor)
-    part = None if images is None else images_part(np.einsum("qg,...gnm->...qnm", weights, images))
     half = half_width(estimates.variance, estimates.pooled_df, part, alpha, len(weights))
     return Intervals(estimates, half, part)
 

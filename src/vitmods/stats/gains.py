@@ -21,6 +21,7 @@ is no verdict at all: training lost what they hold, and arms that keep more of i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -88,8 +89,11 @@ class Gains:
         seeds = self.shared(arm, other)
         if self.images is None or not seeds.any():
             return None
-        near = bool(self.near[[arm, other]].all())
-        return images_part(self.images[arm, seeds] - self.images[other, seeds], self.step, self.sets, near)
+        return self.part_of(self.images[arm, seeds] - self.images[other, seeds], [arm, other])
+
+    def part_of(self, differences: Array, arms: Sequence[int] | Mask) -> ImagesPart:
+        """The images' part of `differences` (..., n, m) between these arms."""
+        return images_part(differences, self.step, self.sets, bool(self.near[arms].all()))
 
     def notes(self, what: str = "arms", then: str = "") -> list[str]:
         """Whether base has learned, and what failed. `what` shares base's seeds; `then` follows for what failed."""

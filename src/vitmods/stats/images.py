@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vitmods.stats.fit import Array
+from vitmods.stats.fit import ROUNDING, Array
 
 FEW_DIFFERING_IMAGES = 10  # images
 NEAR_FRACTION = 0.05  # of the images: that are wrong, and that differ, where g counts; all of it up to half as many
@@ -69,7 +69,7 @@ class ImagesPart:
 
 
 def images_part(
-    differences: Array, step: float = 0.0, sets: Sequence[tuple[int, float]] = (), near: bool = True
+    differences: Array, step: float, sets: Sequence[tuple[int, float]] = (), near: bool = True
 ) -> ImagesPart:
     """The part of `differences` (..., n, m) of every seed and image, without gaps; 0 for fewer than two images.
 
@@ -83,7 +83,7 @@ def images_part(
         return ImagesPart(zero, zero, n, m)
     sizes, steps = zip(*(sets or [(m, step)]), strict=True)
     parts = np.split(differences, np.cumsum(sizes)[:-1], -1)
-    differ = [(part != 0).any(-2).sum(-1) for part in parts]
+    differ = [(np.abs(part) > ROUNDING * s).any(-2).sum(-1) for part, s in zip(parts, steps, strict=True)]
     extra = [s * (count < FEW_DIFFERING_IMAGES) for count, s in zip(differ, steps, strict=True)]
     few, cubes = (sum(s**power for s in extra) for power in (2, 3))
     if sets:

@@ -97,12 +97,13 @@ def choose(
         most_steps = steps = steps_of(with_length(settings, longest, rung.images).recipe, rung.images)
         length: Length | None = longest
         longer: Estimate | None = None
+        is_printed = False
         while length is not None:
             shorter = halve(length, rung) if length and not is_last and steps == most_steps else None
             if is_last or step_s * steps <= budget.left_s:  # else the images need not be read at this size
                 study = open_study(folder, with_length(settings, length, rung.images), options)
-                quiet = longer is not None
-                planned = estimate(study, budget, command, CHOSEN_SEEDS, stopwatch=stopwatch, quiet=quiet)
+                planned = estimate(study, budget, command, CHOSEN_SEEDS, stopwatch=stopwatch, quiet=is_printed)
+                is_printed = True
                 fits = planned.refused is None and planned.in_time(len(planned.settings.seeds))
                 if is_last and length and not fits:
                     shorter, longer = shorten(planned, seeds, longer), planned
