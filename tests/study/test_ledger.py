@@ -42,7 +42,7 @@ def table(arms="ab", seeds=5, study="one", base="base", split="", begun="", **ot
     settings = {"metric": "top1", "margin": 0.5, "generalize": "images", "until_decided": False, "base_seeds": seeds}
     settings |= {"spare": False, "family": len(arms), **other}
     hashed = {arm: (f"{arm}-{arm}{split}",) for arm in arms}
-    study, images, base = f"{begun or study} {study}", (f"images{split}",), (f"{base}-{split}",)
+    study, images, base = f"{begun or study} {study}", (f"images{split}",), (f"{base}-{base}{split}",)
     return ShownTable(study=study, seeds=seeds, images=images, base=base, arms=hashed, **settings)
 
 
@@ -81,6 +81,20 @@ def test_what_is_one_more_look_at_a_table(later, most, family, says):
     assert says in "".join(earlier.doubts)
     assert earlier_looks(FIRST, [FIRST, later]) == earlier_looks(FIRST, []), "what came later changes nothing"
     assert earlier_looks(later, [FIRST, later, later]) == earlier, "the same table again is no look"
+
+
+def test_images_are_known_by_their_content_wherever_they_are():
+    """The kind of a cell has their place."""
+
+    def elsewhere(table):
+        arms = {name: tuple(f"other{cell}" for cell in cells) for name, cells in table.arms.items()}
+        return replace(table, arms=arms, base=tuple(f"other{cell}" for cell in table.base))
+
+    for later in (table("a", study="two"), table("ac", study="two"), table(seeds=8), table("c", study="two")):
+        assert earlier_looks(elsewhere(later), [FIRST]) == earlier_looks(later, [FIRST])
+    (doubt,) = earlier_looks(elsewhere(table(seeds=[5, 6, 7], study="two")), [FIRST]).doubts
+    assert "other seeds, another split" in doubt
+    assert earlier_looks(elsewhere(table(study="two")), [FIRST]).most is None, "the same table again"
 
 
 def test_looks_share_one_level_and_the_family_is_all_arms_that_were_shown():
@@ -290,6 +304,17 @@ def test_a_new_folder_does_not_forget(images, runs, options, alpha, family, says
     assert bool(says) == bool(doubts)
     assert Answer.load(runs / "second").decision.to_dict() == answer.decision.to_dict()
     assert Answer.load(runs / "first").to_dict() == first.to_dict()
+
+
+@pytest.mark.parametrize("place", ["{0}/", "{0}/../pets", "copy"])
+def test_images_in_another_place_or_spelling_are_the_same(images, runs, tmp_path, place):
+    shutil.copytree(images, tmp_path / "copy")
+    data = tmp_path / place.format(images)
+    answer = study(f"{data}/" if place.endswith("/") else data, ["dpn"]).run(runs / "second", **OPTIONS)
+    assert (answer.decision.alpha, answer.decision.family) == (INTERIM_LEVEL, 2)
+    assert "Trials of these arms were shown before" in " ".join(answer.doubts)
+    answer = study(data, ["dpn"], seeds=[7, 8]).run(runs / "third", **OPTIONS)
+    assert "These arms were compared before with other seeds" in " ".join(answer.doubts)
 
 
 def test_a_deleted_study_is_not_forgotten(images, runs):

@@ -41,14 +41,16 @@ BASES = ("5", "6", "6 to 8", "7 to 9", "8 to 9", "9 to 10", "9 to 11")
 
 
 def identities(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Hash what a trial's numbers depend on but for its seed, and its images with their split. The first part of the
-    first, up to `-`, is without split and machine. KeyError or TypeError for what is not the config of a trial."""
+    """Hash what a trial's numbers depend on but for its seed, and its images with their split. The first one is
+    `kind-cell`: the kind is without split and machine, and knows the images by their place; the cell has all, and
+    knows the images by their content. KeyError or TypeError for what is not the config of a trial."""
     settings = decisive_settings(config)
     images, data = dict(settings.pop("images")), dict(settings.pop("data"))
     split = {name: images.pop(name, None) for name in _SPLIT}
     for part, name in ((images, "data"), (data, "name")):
         part.pop(name, None)
-    place = config["images"].get("data")
+    path, mark, of_source = str(config["images"].get("data") or "").partition("?")
+    place = f"{os.path.normpath(path)}{mark}{of_source}" if path else None
     machine = {name: settings.pop(name, None) for name in ("environment", "code")}
     settings |= {"images": images, "seed": None}
     kind, tested, cell = (
@@ -98,11 +100,11 @@ class ShownTable:
 
     @property
     def cells(self) -> set[str]:
-        return {cell for arm in self.arms.values() for cell in arm}
+        return _cells(*self.arms.values())
 
     def has_arms(self, other: ShownTable) -> bool:
         """Whether it shows all arms of another table, under any names."""
-        return not any(map(self.cells.isdisjoint, other.arms.values()))
+        return not any(self.cells.isdisjoint(_cells(arm)) for arm in other.arms.values())
 
     def looks_at(self, other: ShownTable) -> bool:
         """Whether it shows a trial of an arm that another table shows."""
@@ -110,7 +112,7 @@ class ShownTable:
 
     def shares_base(self, other: ShownTable) -> bool:
         """Whether both show a trial of base."""
-        return _share(self.base, other.base) and _share(self.base_seeds, other.base_seeds)
+        return _share(_cells(self.base), _cells(other.base)) and _share(self.base_seeds, other.base_seeds)
 
     def contains(self, other: ShownTable) -> bool:
         """Whether another table is a part of it: of fewer arms, with the same seeds, or before they were settled."""
@@ -153,7 +155,7 @@ def earlier_looks(table: ShownTable, lines: Sequence[ShownTable]) -> Earlier:
     if not again:
         return Earlier(None, family, doubts)
     of_base = [table, *seen, *filter(table.shares_base, before)]
-    family = max(family, len({arm[:1] for line in of_base for arm in line.arms.values()}))
+    family = max(family, len({min(_cells(arm[:1]), default="") for line in of_base for arm in line.arms.values()}))
     settled = {line.study for line in again if not line.spare}
     looks = {(line.study, line.seeds) for line in again if not (line.spare and line.study in settled)}
     shown, count = max(len(line.seeds) for line in again), len(table.seeds)
@@ -189,9 +191,10 @@ def _doubts(table: ShownTable, before: Sequence[ShownTable], seen: Sequence[Show
             "there will be at the start (--family)."
         )
     elsewhere = [line for line in before if line.study != table.study]
-    arms, restarts = _kinds(*table.arms.values()), list[ShownTable]()
+    arms, restarts = _kinds(*table.arms.values()) | table.cells, list[ShownTable]()
     for line in elsewhere:
-        if line not in seen and arms & _kinds(*line.arms.values()) and not any(map(line.shares_base, restarts)):
+        again = arms & (_kinds(*line.arms.values()) | line.cells)
+        if again and line not in seen and not any(map(line.shares_base, restarts)):
             restarts.append(line)
     series = {line.study for line in elsewhere if line.arms and table.shares_base(line)}
     if restarts:
@@ -205,7 +208,8 @@ def _doubts(table: ShownTable, before: Sequence[ShownTable], seen: Sequence[Show
             f"{_wrong('such series', SERIES, len(series))} One study of all arms has one family."
         )
     rivals = [line for line in elsewhere if _share(table.images, line.images)]
-    bases = _kinds(*(line.base for line in rivals)) - _kinds(table.base)
+    others = (line.base for line in rivals if not _share(_cells(line.base), _cells(table.base)))
+    bases = _kinds(*others) - _kinds(table.base)
     if len(bases) > 1 and any(map(table.shares_base, rivals)):  # the better one of two costs nothing
         yield (
             f"The scores of base were seen before, beside those of {len(bases)} other bases on these images. If the "
@@ -222,6 +226,10 @@ def _wrong(what: str, rates: Sequence[str], others: int) -> str:
 
 def _kinds(*arms: Sequence[str]) -> set[str]:
     return {cell.partition("-")[0] for arm in arms for cell in arm}
+
+
+def _cells(*arms: Sequence[str]) -> set[str]:
+    return {cell.partition("-")[2] for arm in arms for cell in arm}
 
 
 def _share(some: Iterable[object], others: Iterable[object]) -> bool:
