@@ -18,7 +18,7 @@ from vitmods.stats.fit import fit
 from vitmods.stats.sequential import INTERIM_LEVEL, interim_level
 from vitmods.stats.width import against_base
 from vitmods.study import Answer, Study
-from vitmods.study.ledger import ShownTable, earlier_looks, enter, is_own, ledger_of, read_ledgers
+from vitmods.study.ledger import ShownTable, earlier_looks, enter, is_own, ledger_of, ledgers_of, read_ledgers
 from vitmods.study.settings import Measure
 from vitmods.study.tables import over_studies
 
@@ -315,6 +315,41 @@ def test_images_in_another_place_or_spelling_are_the_same(images, runs, tmp_path
     assert "Trials of these arms were shown before" in " ".join(answer.doubts)
     answer = study(data, ["dpn"], seeds=[7, 8]).run(runs / "third", **OPTIONS)
     assert "These arms were compared before with other seeds" in " ".join(answer.doubts)
+
+
+@pytest.mark.parametrize(
+    ("holders", "folder", "place", "stage"),
+    [
+        ([], "one", "", ""),
+        (["one/study.json"], "one", "", ""),
+        (["one/study.json", "one/confirm/dpn/study.json"], "one/confirm/dpn", "", "-confirm"),
+        (["study.json", "improve.json"], "one", "", ""),
+        (["one/improve.json"], "one/screen", "", "-screen"),
+        (["one/improve.json", "one/screen/study.json"], "one/screen/confirm/a+b", "", "-confirm"),
+        (["one/over_data.json"], "one/pets", "", ""),
+        (["one/over_data.json", "one/pets/study.json"], "one/pets/confirm/dpn", "", "-confirm"),
+        ([], "confirm/one", "confirm", ""),
+    ],
+)
+def test_the_ledger_of_a_stage_outlives_the_folder_of_all(tmp_path, holders, folder, place, stage):
+    for name in holders:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    own = ledger_of(tmp_path / folder)
+    assert own.parent == tmp_path / place
+    assert own.name == f".vitmods-looks-{os.geteuid()}{stage}.jsonl"
+    assert ledger_of(Path(os.path.relpath(tmp_path / folder))) == own
+    assert ledgers_of(tmp_path / folder)[0] == own
+
+
+def test_a_deleted_confirmation_is_not_forgotten(images, tmp_path):
+    screen = study(images, design="factorial", seeds=2)
+    for seeds, is_first in ((3, True), (3, True), (4, False), (2, False)):
+        screen.run(tmp_path / "one", **OPTIONS)
+        confirmed = screen.confirm(tmp_path / "one", seeds, arm="dpn", **OPTIONS)
+        assert (confirmed.decision.alpha == 0.05) == is_first
+        assert not any("other seeds" in doubt for doubt in confirmed.doubts), "it is no look at what it confirms"
+        shutil.rmtree(tmp_path / "one")
 
 
 def test_a_deleted_study_is_not_forgotten(images, runs):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.stats.sequential import next_maximum
-from vitmods.study.store import fits
+from vitmods.study.store import StudyFolder, fits
 from vitmods.train.trial import decisive_settings
 from vitmods.util.limits import open_file, parse_json
 from vitmods.util.text import listing, plural, printable
@@ -237,9 +237,30 @@ def _share(some: Iterable[object], others: Iterable[object]) -> bool:
 
 
 def ledger_of(folder: Path) -> Path:
-    """The ledger of this user for the study in a folder."""
-    place = os.path.normpath(folder.absolute() / os.environ.get(PLACE, ".."))
-    return Path(place, f".vitmods-looks-{_user()}.jsonl")
+    """The ledger of this user for the study in a folder: next to it, and of a stage next to the folder of all stages,
+    so that it outlives them. Each kind of stage has its own: a confirmation is no second look at what it confirms."""
+    outermost, stage = folder.absolute(), ""
+    while holder := _holder(outermost):
+        outermost, kind = holder
+        stage = stage or kind
+    place = folder.absolute() / os.environ[PLACE] if PLACE in os.environ else outermost.parent
+    return Path(os.path.normpath(place), f".vitmods-looks-{_user()}{stage and '-'}{stage}.jsonl")
+
+
+def _holder(folder: Path) -> tuple[Path, str] | None:
+    """The folder that a study is a stage of, and the kind of stage; None for others."""
+    if confirmed := StudyFolder(folder).confirmed_study:
+        return confirmed, "confirm"
+    above = folder.parent
+    if folder.name == "screen" and (above / "improve.json").is_file():
+        return above, "screen"
+    return (above, "") if (above / "over_data.json").is_file() else None
+
+
+def ledgers_of(folder: Path) -> list[Path]:
+    """The ledgers to read for the study in a folder: its own, and the one that earlier versions wrote next to it."""
+    earlier = [] if PLACE in os.environ else [folder.absolute().parent / f".vitmods-looks-{_user()}.jsonl"]
+    return [*dict.fromkeys([ledger_of(folder), *earlier])]
 
 
 def is_own(path: Path) -> bool:

@@ -162,11 +162,14 @@ def run_over_data(
             warnings.simplefilter("ignore")
             open_study(StudyFolder(out / slug(name)), study.settings, replace(options, progress=False))
     answers: dict[str, Answer] = {}
+    file = out / "over_data.json"
+    if not file.exists():  # by which the studies know that they are one
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"shown": []})
     for name, study in studies.items():
         say(options, f"{name}:")
         answers[name] = study.run(out / slug(name), options=options, command=command)
     over = over_studies(answer.path for answer in answers.values())
-    file = out / "over_data.json"
     shown = [tuple(map(str, sets)) for sets in read_object(file).get("shown", ()) if isinstance(sets, list)]
     found = AnswerOverData(answers, over, out, tuple(sets for sets in shown if {*sets} != {*studies}))
     now = [tuple(studies)] * found.complete

@@ -20,7 +20,17 @@ from numpy.typing import NDArray
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.cells import MOST_SEEDS, Trial, images_key
 from vitmods.study.grid import AS_IS, Grid, Point, choose
-from vitmods.study.ledger import Earlier, ShownTable, earlier_looks, enter, identities, is_own, ledger_of, read_ledgers
+from vitmods.study.ledger import (
+    Earlier,
+    ShownTable,
+    earlier_looks,
+    enter,
+    identities,
+    is_own,
+    ledger_of,
+    ledgers_of,
+    read_ledgers,
+)
 from vitmods.study.settings import VAL, Measure, Settings, options_from
 from vitmods.study.store import Facts, StudyFolder, read_object, read_warnings
 from vitmods.train.trial import WEIGHTS, read_scores
@@ -245,7 +255,7 @@ class StudyState:
     def earlier(self) -> Earlier:
         """What was shown before of these trials, by the ledgers beside this study and those that shared trials."""
         table, shared = self.table(), (Path(record.reused) for record in self.records.values() if record.reused)
-        places = dict.fromkeys(ledger_of(path) for path in (self.folder.path, *shared))
+        places = dict.fromkeys(place for path in (self.folder.path, *shared) for place in ledgers_of(path))
         return earlier_looks(table, read_ledgers([*places])) if table else Earlier(None, self.settings.compared)
 
     def enter_look(self) -> None:
