@@ -13,7 +13,7 @@ from PIL import Image
 from vitmods import data
 from vitmods.data.records import Records, Source
 from vitmods.data.sources import open_source
-from vitmods.data.splits import SplitOptions, cut, limit, make_splits, take_out, write_split
+from vitmods.data.splits import SplitOptions, count_training, cut, limit, make_splits, take_out, write_split
 from vitmods.util.errors import UserError
 
 from .support import load

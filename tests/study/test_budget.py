@@ -215,6 +215,16 @@ def test_a_budget_takes_the_first_that_fits(
     assert "±" in planned.decides()
 
 
+def test_a_budget_adds_seeds_after_the_first_one_of_the_study(monkeypatch, photos):
+    """Those of a confirmation are not 0, 1, ..., which chose what it confirms."""
+    Clock(monkeypatch, {(True, 64): 0.001})
+    study = Study(arms=["dpn"], data=photos, budget="20m")
+    study.settings = replace(study.settings, seeds=tuple(range(5000, 5005)))
+    seeds = study.dry_run(**RUN).settings.seeds
+    assert seeds == tuple(range(5000, 5000 + len(seeds)))
+    assert len(seeds) > 5
+
+
 @pytest.mark.parametrize(
     ("options", "steps", "says"),
     [

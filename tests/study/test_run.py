@@ -377,17 +377,18 @@ def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):
 
 
 def test_defaults_follow_the_size_of_the_images(tmp_path):
-    assert defaults_for("digits").img_size == 8
+    split = SplitOptions()
+    assert defaults_for("digits", split).img_size == 8
     for side, base, size in ((28, "Ti/4", 32), (64, "Ti/8", 64), (100, "Ti/8", 96), (500, "Ti/16", 224)):
         for name in ("a", "b"):
             folder = tmp_path / str(side) / name
             folder.mkdir(parents=True)
             Image.new("RGB", (side + 20, side)).save(folder / "0.png")
             (folder / "broken.jpg").write_text("no image")
-        defaults = defaults_for(str(tmp_path / str(side)))
+        defaults = defaults_for(str(tmp_path / str(side)), split)
         assert (defaults.base, defaults.img_size, defaults.side) == (base, size, side)
     with pytest.raises(UserError):
-        defaults_for(str(tmp_path / "nowhere"))
+        defaults_for(str(tmp_path / "nowhere"), split)
 
 
 def test_no_cell_of_the_csv_is_a_formula():

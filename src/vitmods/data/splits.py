@@ -14,7 +14,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
@@ -362,25 +362,11 @@ def make_splits(
     """
     splits, origin = dict(source.splits), "found"
     seed, fold, limit_val = options.split_seed, options.fold, options.limit_val
-    reason = f"these images have given splits ({', '.join(splits)})"
     if options.split_file is not None:
         splits = read_split(options.split_file, source)
         origin = f"from {printable(Path(options.split_file).name)}"
     else:
-        fractions: dict[str, float] = {}
-        if list(splits) == ["train"]:
-            fractions["test"] = TEST_FRACTION if options.test_fraction is None else options.test_fraction
-            fractions |= {} if fold is None else {"test": 1 / fold[1]}
-        else:
-            options.refuse(reason, "test_fraction", "fold")
-        needs_val = "train" in splits and "val" not in splits
-        if not needs_val:
-            options.refuse(reason, "val_fraction")
-        elif limit_val is None:
-            fractions["val"] = VAL_FRACTION if options.val_fraction is None else options.val_fraction
-        if sum(fractions.values()) >= 1:
-            val, test = (fractions.get(name, 0) for name in ("val", "test"))
-            raise UserError(f"val_fraction {val:g} and test_fraction {test:g} leave nothing to train on: lower them.")
+        fractions, needs_val = _fractions(splits, options), "train" in splits and "val" not in splits
         if "test" in fractions or fractions.get("val") or (needs_val and limit_val is not None):
             train, groups = splits["train"], _train_groups(source, options.group_by, cache_dir)
             parts = cut(train, seed, fractions, groups, fold)
@@ -398,6 +384,42 @@ def make_splits(
         splits = {"train": joined(*(splits[name] for name in SPLITS if name in splits))}
         origin += "; joined to train on all"
     return {name: splits[name] for name in SPLITS if name in splits}, origin
+
+
+def _fractions(splits: Collection[str], options: SplitOptions) -> dict[str, float]:
+    """Return the parts of train that become test and val. Raises UserError for options that these splits exclude, and
+    where nothing is left."""
+    fractions: dict[str, float] = {}
+    reason = f"these images have given splits ({', '.join(splits)})"
+    if list(splits) == ["train"]:
+        fractions["test"] = TEST_FRACTION if options.test_fraction is None else options.test_fraction
+        fractions |= {} if options.fold is None else {"test": 1 / options.fold[1]}
+    else:
+        options.refuse(reason, "test_fraction", "fold")
+    if "train" not in splits or "val" in splits:
+        options.refuse(reason, "val_fraction")
+    elif options.limit_val is None:
+        fractions["val"] = VAL_FRACTION if options.val_fraction is None else options.val_fraction
+    if sum(fractions.values()) >= 1:
+        val, test = (fractions.get(name, 0) for name in ("val", "test"))
+        raise UserError(f"val_fraction {val:g} and test_fraction {test:g} leave nothing to train on: lower them.")
+    return fractions
+
+
+def count_training(source: Source, options: SplitOptions) -> int:
+    """About how many images `make_splits` would train on, without drawing them."""
+    splits = {name: len(records) for name, records in source.splits.items()}
+    images = train = float(splits.get("train", 0))
+    if options.split_file is not None:
+        images = sum(row["split"] == "train" for row in read_columns(options.split_file, ("image", "split")))
+    else:
+        fractions = _fractions(splits, options)
+        for name in sorted(fractions, reverse=True):
+            images -= fractions[name] * train
+        images -= (options.limit_val or 0) if "val" not in splits else 0
+    if (most := options.limit_train) is not None:
+        images = min(images, most * images if isinstance(most, float) and most <= 1 else most)
+    return int(max(images, 0))
 
 
 def _train_groups(source: Source, group_by: str | Path | None, cache_dir: Path | None) -> Groups:

@@ -56,7 +56,7 @@ MOST_CANDIDATES = 5
 SCREEN_SEEDS, FEWEST_SEEDS = 3, 2
 PLANNED = 0.4  # of the time, at most, for the screen
 CONFIRMED = 1 / 3  # of the time, at least, for the confirmation, unless the screen needs it
-CONFIRM_SEEDS = 5
+CONFIRM_SEEDS, MOST_CONFIRM_SEEDS = 5, 30  # without a limit of time; with one, as many as fit
 MADE_VAL, MOST_VAL = 0.2, 4_000  # of the images, where val is made: each trial of the screen is judged on it
 SLOWER = 1.25  # the last training, times what it is expected to take
 ADAPTING = {
@@ -267,11 +267,14 @@ def improve(
         best = best_of(answer, screen) if found.has_learned else likely(chosen, screen, limit)
         if best is None and not found.has_learned:
             return found
-        arm, count = best or Arm(BASE), CONFIRM_SEEDS if best else FEWEST_SEEDS
+        as_fit = CONFIRM_SEEDS if limit.seconds is None else None
+        arm, count = best or Arm(BASE), as_fit if best else FEWEST_SEEDS
     is_base = arm.name == BASE
     what = "No candidate looks better than base. Testing base" if is_base else f"Confirming {arm.name} against base"
     say(options, f"{what}, on fresh seeds and on test.")
-    left = _until(limit, _confirming_s(answer, limit, options, count * len({BASE, arm.name})))
+    sides = len({BASE, arm.name})
+    left = _until(limit, _confirming_s(answer, limit, options, (count or CONFIRM_SEEDS) * sides))
+    left = replace(left, trials=None if count else MOST_CONFIRM_SEEDS * sides)
     found = replace(found, arm="" if is_base else arm.name)
     how: dict[str, Any] = {"arm": arm, "longer": True, "budget": left, "command": command, "options": options}
     for seeds in dict.fromkeys((count, FEWEST_SEEDS)):
@@ -279,7 +282,7 @@ def improve(
             found = replace(found, confirmed=screen.confirm(out / SCREEN, seeds, **how))
             break
         except NotInTime as error:
-            say(options, f"Not confirmed with {seeds} seeds in what is left of the time. {error}")
+            say(options, f"Not confirmed with {seeds or 'several'} seeds in what is left of the time. {error}")
     if found.confirmed is None or not found.is_decided:
         return found
     path, name = found.confirmed.path, arm.name if found.is_better else BASE

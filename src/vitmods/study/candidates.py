@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,20 +112,23 @@ def candidates_for(
 
 def why_unfit(cell: Cell, candidate: Candidate) -> str:
     """Say why base does not take a candidate; empty: it does."""
+    from vitmods.study.cells import make_cell
+
     try:
-        _build(replace(cell, arm=make_arms([candidate.change])[0]))
+        _build(make_cell({**cell.fixed, "recipe": cell.recipe.to_dict()}, make_arms([candidate.change])[0]))
     except UserError as error:
         return str(error)
     return ""
 
 
 def _build(cell: Cell) -> Any:
-    """Build the model of a cell; returns what describes base."""
+    """Build the model of a cell, and freeze what it does not train; returns what describes base."""
     from vitmods.study.prepare import build_cell
     from vitmods.study.trial import base_config
+    from vitmods.train.optim import freeze
 
     base = base_config(cell, 2)
-    build_cell(cell, base, 0, 2)
+    freeze(build_cell(cell, base, 0, 2), cell.recipe)
     return base
 
 

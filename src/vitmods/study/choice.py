@@ -251,7 +251,7 @@ def use_whole_budget(planned: Estimate, length: Length, most_times: float, image
         for arm, trials in zip(planned.arms, planned.trials(seeds), strict=True)
     ]
     steps_now = {setting: int(times * steps_there) for setting, steps_there in planned.steps.items()}
-    settings = settings if settings.is_settled else replace(settings, seeds=tuple(range(seeds)))
+    settings = settings if settings.is_settled else replace(settings, seeds=settings.first_seeds(seeds))
     settings = with_length(settings, {name: longer}, images)
     return replace(planned, settings=settings, arms=tuple(arms), steps=steps_now)
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitmods.data.splits import TEST_FRACTION, VAL_FRACTION
+from vitmods.data.splits import SplitOptions, count_training
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.recipes.registry import check_agree, evidence, parse_recipe, split_recipe
 from vitmods.recipes.schedule import LENGTHS, WARMUPS, overridden
@@ -123,7 +123,7 @@ class RecipeChoice:
         return recipe, note
 
 
-def defaults_for(spec: str, limit_train: float | None = None) -> Defaults:
+def defaults_for(spec: str, options: SplitOptions) -> Defaults:
     """By the median short side of some images: about 64 to 200 patches, a tiny ViT.
 
     Up to 40 px: Ti/4 at 32 px; up to 128 px: Ti/8 at 64 or 96 px; above: Ti/16 at 224 px. Raises UserError where the
@@ -136,17 +136,11 @@ def defaults_for(spec: str, limit_train: float | None = None) -> Defaults:
     source = open_source(spec)
     if source.inputs is not None:
         return Defaults(*source.inputs.recommend(source))
-    images = float(len(source.splits.get("train", ())))
-    for split, fraction in (("val", VAL_FRACTION), ("test", TEST_FRACTION)):  # that are cut from train
-        if split not in source.splits and (split == "val" or len(source.splits) == 1):
-            images -= fraction * len(source.splits.get("train", ()))
-    if limit_train is not None:
-        images = min(images, limit_train if limit_train > 1 else limit_train * images)
     side = _median_side(source)
     base, img_size = "Ti/16", 224
     if 0 < side <= SMALL_SIDE:
         base, img_size = ("Ti/4", 32) if side <= 40 else ("Ti/8", 64 if side <= 80 else 96)
-    return Defaults(base, img_size, images=int(images), side=side)
+    return Defaults(base, img_size, images=count_training(source, options), side=side)
 
 
 def _median_side(source: Source) -> int:

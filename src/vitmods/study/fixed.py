@@ -127,7 +127,7 @@ def fixed_settings(
         recipe = RecipeChoice(recipe)
     if isinstance(recipe, Recipe):
         make_task(task, recipe)  # a UserError where it does not suit the task, before the images are listed
-    suited = defaults = defaults or defaults_for(str(data), images.limit_train)
+    suited = defaults = defaults or defaults_for(str(data), images)
     started, pixels, reason = {}, {}, ""
     named_model = base if isinstance(base, str) else defaults.base if base is None else None
     if start is not None:

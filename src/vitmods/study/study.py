@@ -241,7 +241,7 @@ class Study:
                 task = line_up.task
                 using.append(f"--task {task}")
             if line_up.bases and not (base or start or "base" in sweep):
-                patch = defaults_for(str(given["data"])).base.rpartition("/")[2]
+                patch = defaults_for(str(given["data"]), given["images"]).base.rpartition("/")[2]
                 base = tuple(line_up.scaled(int(patch) if patch.isdigit() else 16, self._paper))
                 using.append(f"--base {' '.join(base)}")
             if not sweep:
