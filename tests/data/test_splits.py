@@ -72,9 +72,24 @@ def test_only_what_is_lacking_is_made(found, n, options, sizes, origin):
     splits, words = make_splits(source(*found, n=n), SplitOptions(split_seed=3, **options))
     expected = {name: size for name, size in zip(("train", "val", "test"), sizes) if size}
     assert (list(counts(splits).items()), words) == (list(expected.items()), origin)
+    assert count_training(source(*found, n=n), SplitOptions(split_seed=3, **options)) == sizes[0]
     if "val" in splits:
         assert len(set(np.bincount(splits["val"].labels))) == 1
         assert "val" in found or not set(splits["val"].ids) & set(splits["train"].ids)
+
+
+@pytest.mark.parametrize(("found", "options", "count"), [
+    (("train",), {}, 70), (("train",), {"fold": (1, 4)}, 65), (("train",), {"val_fraction": 0.5, "test_fraction": 0.4}, 10),
+    (("train",), {"limit_train": 0.5}, 35), (("train", "val"), {"limit_train": 1}, 1), (("train", "test"), {"limit_val": 100}, 0),
+])  # fmt: skip
+def test_training_images_are_counted_without_drawing_them(found, options, count):
+    assert count_training(source(*found), SplitOptions(**options)) == count
+
+
+def test_training_images_of_a_split_file_are_counted(tmp_path):
+    path = tmp_path / "split.csv"
+    path.write_text("image,split\na.png,train\nb.png,test\nc.png,train\n")
+    assert count_training(source("train"), SplitOptions(split_file=path)) == 2
 
 
 @given(label_lists, st.integers(1, 130), st.integers(0, 50))

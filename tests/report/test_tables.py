@@ -42,6 +42,17 @@ def test_nothing_is_cut_off(answer, width):
         assert effect.arm[:8] in line or not effect.arm.isascii()
 
 
+@pytest.mark.parametrize("width", [40, 50, 60, 70])
+def test_in_a_narrow_terminal_columns_go_and_names_stay(answer, width):
+    text = printed(answer, file=io.StringIO(), width=width).getvalue()
+    table = text[text.index("\narm ") + 1 :].partition("\n\n")[0]
+    assert max(map(len, table.splitlines())) <= width
+    assert "…" not in table
+    for effect in answer.effects.values():
+        assert effect.arm[:8] in table or not effect.arm.isascii()
+        assert signed(effect.effect) in table
+
+
 def test_the_best_arm_comes_first_and_the_worst_last(answer):
     text = render(answer)
     assert text.startswith("dpn+rms and dpn help; ")

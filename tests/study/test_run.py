@@ -16,6 +16,7 @@ import vitmods as vm
 from vitmods.adapters import open_checkpoint
 from vitmods.changes import DualPatchNorm
 from vitmods.data import ImageDataset
+from vitmods.data.splits import SplitOptions
 from vitmods.evals.options import Options
 from vitmods.layers.drop import DropPath
 from vitmods.model.config import ViTConfig

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, Group
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +28,7 @@ from vitmods.util.files import rendered
 from vitmods.util.text import plural, single_line
 
 STYLES = {Verdict.HELPS: "bold green", Verdict.HURTS: "bold red", Verdict.UNSTABLE: "red", Verdict.OPEN: "dim"}
-WIDE = 110
+WIDE, NAME = 110, 12  # columns: from when on there are more, and for names at least
 WARNING_LINES = 4  # of all warnings together, unless the first one has more
 PLAIN = str.maketrans({"▲": "^", "▼": "v", "≥": ">", "≤": "<", "±": "+", "−": "-", "×": "x", "–": "-", "─": "-"})
 
@@ -56,7 +59,8 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
     parts: list[Any] = [Text(single_line(words.headline(answer)), style="bold")]
     parts += [Text(line, style="yellow") for line in _warnings(words.caveats(answer), width)]
     for name, question in answer.questions.items():
-        parts += [Text(), _table(answer, name, wide)] if question.is_shown and not question.is_folded else []
+        if question.is_shown and not question.is_folded:
+            parts += [Text(), _fitting([_table(answer, name, wide, columns) for columns in range(9, -1, -1)], width)]
     parts += [Text(), Text(single_line(" ".join(_legend(answer))), style="dim")]
     for text in filter(None, (words.tuned_text(answer), words.shared_text(answer))):
         parts.append(Text(single_line(text), style="dim"))
@@ -91,17 +95,36 @@ def _next(steps: Sequence[Step]) -> list[Text]:
     return [*parts, *(Text(f"  {line}", style="cyan", no_wrap=True, overflow="ignore") for line in lines)]
 
 
-def _table(answer: Answer, name: str, wide: bool) -> Table:
-    """Return the effects of a question, under its headings if it has some, then with the scores of base."""
+def _fitting(tables: Iterable[Table], width: int) -> Table:
+    """The first of tables with fewer and fewer columns that fits; of the last one, cells have several lines. Otherwise
+    rich would take the width from the column that may fold: the names."""
+    unlimited = Console(width=10_000)
+    for table in tables:
+        names = next(column for column in table.columns if column.overflow == "fold")
+        longest = max(cell_len(str(cell)) for cell in (names.header, *names.cells))
+        if Measurement.get(unlimited, unlimited.options, table).maximum - max(0, longest - NAME) <= width:
+            return table
+    for column in table.columns:
+        column.no_wrap = False
+    return table
+
+
+def _table(answer: Answer, name: str, wide: bool, most: int) -> Table:
+    """Return the effects of a question, under its headings if it has some, then with the scores of base; with at most
+    so many numbers beside the effect."""
     question = answer.questions[name]
     cells = {
-        heading: [(row, _numbers(answer, question, row, wide)) for row in rows if heading or row.effect]
+        heading: [
+            (row, dict(islice(_numbers(answer, question, row, wide).items(), most)))
+            for row in rows
+            if heading or row.effect
+        ]
         for heading, rows in words.rows_of(answer, name).items()
     }
     numbers = next((list(of_row) for rows in cells.values() for _, of_row in rows), [])
     heading = f"{'setting, ' * question.has_headings}{question.label}"
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0))
-    table.add_column(heading, overflow="fold", min_width=12)
+    table.add_column(heading, overflow="fold", min_width=NAME)
     table.add_column("verdict", no_wrap=True)
     table.add_column("effect, 95 % interval", no_wrap=True)
     for number in numbers:
@@ -131,9 +154,8 @@ def _numbers(answer: Answer, question: Question, row: words.Row, wide: bool) -> 
         cells["seeds"] = words.seeds(row.effect)
     if question.against and (not question.has_headings or len(answer.bases) > 1):
         names = ("train", "infer", "memory", "params")[: 4 if wide and not question.has_headings else 2]
+        cells |= {"trained": words.trained(row.cost)} if words.trains_parts(answer) else {}
         cells |= dict(zip(names, _costs(row.cost)))
-        if words.trains_parts(answer):
-            cells["trained"] = words.trained(row.cost)
     return cells | ({"steps to base": row.steps} if wide and question.has_headings else {})
 
 
@@ -170,19 +192,24 @@ def print_evaluation(evaluation: Mapping[str, Any], console: Console | None = No
     outputs = f"Mean of {len(several)} checkpoints" if several else first["checkpoint"]
     head = f"{outputs} on {first['images']:,} images of {first['data']} ({first['split']})"
     console.print(Text(single_line(head), style="bold"), soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("protocol", no_wrap=True)
-    table.add_column("metric", overflow="fold")
-    for heading in ("value", "95 % interval"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    metrics = [metric_named(name) for name in evaluation["metrics"]]
-    for protocol in first["protocols"]:
-        rows = [metric for metric in metrics if metric.protocol == protocol or protocol not in PROTOCOLS]
-        for row, metric in enumerate(rows):
-            ends = " to ".join(metric.number(end) for end in evaluation["intervals"].get(metric.name, ()))
-            title = metric.title if metric.higher_is_better else f"{metric.title}, lower is better"
-            table.add_row("" if row else protocol, title, metric.shown(evaluation["metrics"][metric.name]), ends)
-    console.print(table)
+    tables = []
+    for has_protocol in (True, False):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2 if has_protocol else 1, 0, 0))
+        if has_protocol:
+            table.add_column("protocol", no_wrap=True)
+        table.add_column("metric", overflow="fold", min_width=NAME)
+        for heading in ("value", "95 % interval"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        metrics = [metric_named(name) for name in evaluation["metrics"]]
+        for protocol in first["protocols"]:
+            rows = [metric for metric in metrics if metric.protocol == protocol or protocol not in PROTOCOLS]
+            for row, metric in enumerate(rows):
+                ends = " to ".join(metric.number(end) for end in evaluation["intervals"].get(metric.name, ()))
+                title = metric.title if metric.higher_is_better else f"{metric.title}, lower is better"
+                name = ["" if row else protocol] * has_protocol
+                table.add_row(*name, title, metric.shown(evaluation["metrics"][metric.name]), ends)
+        tables.append(table)
+    console.print(_fitting(tables, console.width))
     fewshot = "; few-shot: over choices of training images" * ("fewshot" in first["protocols"])
     over = "the checkpoints, by Student's t" if several else f"the images{fewshot}"
     console.print(Text(f"Intervals are over {over}.", style="dim"), soft_wrap=True)
