@@ -79,8 +79,9 @@ def test_only_what_is_lacking_is_made(found, n, options, sizes, origin):
 
 
 @pytest.mark.parametrize(("found", "options", "count"), [
-    (("train",), {}, 70), (("train",), {"fold": (1, 4)}, 65), (("train",), {"val_fraction": 0.5, "test_fraction": 0.4}, 10),
-    (("train",), {"limit_train": 0.5}, 35), (("train", "val"), {"limit_train": 1}, 1), (("train", "test"), {"limit_val": 100}, 0),
+    (("train",), {}, 70), (("train",), {"fold": (1, 4)}, 65), (("train", "test"), {"limit_val": 100}, 0),
+    (("train",), {"val_fraction": 0.5, "test_fraction": 0.4}, 10), (("train",), {"limit_train": 0.5}, 35),
+    (("train", "val"), {"limit_train": 1}, 1),
 ])  # fmt: skip
 def test_training_images_are_counted_without_drawing_them(found, options, count):
     assert count_training(source(*found), SplitOptions(**options)) == count

@@ -253,7 +253,9 @@ def _announce(options: Compare, budget: Budget, data_sets: Sequence[str], folder
         time = ["Now only base is trained, on 4 seeds at most."]
     elif options.budget:
         may_be_late = budget.seconds is not None and count is None and not settings.until_decided
-        time = [f"This run takes {'about' if may_be_late else 'at most'} {options.budget}."]
+        limit = options.budget if budget.trials is None else plural(budget.trials, "trial")
+        subject = "Each of the two studies" if options.confirm else "This run"
+        time = [f"{subject} takes {'about' if may_be_late else 'at most'} {limit}."]
     announce(what, folder, *time)
 
 

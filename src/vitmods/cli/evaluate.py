@@ -16,7 +16,7 @@ from vitmods.evals.options import Options
 from vitmods.util.errors import UserError
 from vitmods.util.files import tracked
 from vitmods.util.remote import download
-from vitmods.util.text import first_of
+from vitmods.util.text import first_of, listing
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,13 @@ def main(arguments: Sequence[str]) -> int:
     folder = options.figures or (options.out.parent if options.out else None)
     prefix = "" if options.figures or not options.out else f"{options.out.stem}-"
     names = figure_names(evaluations) if len(evaluations) > 1 else [""]
-    for evaluation, name in zip(evaluations, names, strict=True):
-        for path in draw_evaluation(evaluation, folder, prefix + name) if folder else ():
-            note(f"drawn: {path}")
+    drawn = [
+        path
+        for evaluation, name in zip(evaluations, names, strict=True)
+        for path in (draw_evaluation(evaluation, folder, prefix + name) if folder else ())
+    ]
+    for path in drawn:
+        note(f"drawn: {path}")
+    if options.figures and not drawn:
+        note(f"no figures: {listing([*evaluations[0]['protocols']])} has none. --protocol names others.")
     return 0

@@ -80,6 +80,8 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     # arrays of pixels are not text
     predictions = [{key: value for key, value in row.items() if not hasattr(value, "dtype")} for row in predictions]
+    if options.format == "table" and options.out is not None:
+        raise UserError("--format table is for the terminal: a file is csv or json.")
     usual = "table" if options.out is None and sys.stdout.isatty() else "csv"
     kind = options.format or ("json" if ending == "json" else usual)
     if kind == "table" and options.out is None:

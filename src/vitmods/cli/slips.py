@@ -87,9 +87,11 @@ SENTENCES = {
     "v": "Progress is printed unless --quiet is given.",
     "force": "Nothing is overwritten: name another folder by --out.",
     "overwrite": "Nothing is overwritten: name another folder by --out.",
-    "format": "Give --latex, --markdown, --bibtex or --methods, or a file by --out.",
+    "format": "The ending of the file that --out names says its form.",
 }
 """option that there is not, if the command lacks what it may mean -> what to do"""
+OF_REPORTS = {"format": "Give --latex, --markdown, --bibtex or --methods, or a file by --out."}
+"""as SENTENCES, of commands that print tables for papers"""
 COMMAND_SENTENCES = {
     "apply": "`vitmods diff --arm dpn` shows what a change alters; in Python, vm.apply changes a model.",
     "list": "`vitmods changes` lists the changes, `vitmods recipes` the recipes and `vitmods paper` published tables.",
@@ -191,7 +193,7 @@ def _meant(typed: str, known: Collection[str]) -> str:
         names = meant.split("|")
         if meant := next((name for name in names if name.split()[0] in known), ""):
             return f"Did you mean --{meant}?"
-    sentences = SENTENCES | (OF_TRAINING if "epochs" in known else {})
+    sentences = SENTENCES | (OF_TRAINING if "epochs" in known else {}) | (OF_REPORTS if "latex" in known else {})
     if word in sentences:
         return sentences[word]
     longer = [name for name in known if name.startswith(word)] if len(word) > 1 else []

@@ -14,7 +14,6 @@ been chosen. With a choice on the images of the confirmation it would not (bench
 from __future__ import annotations
 
 import importlib.util
-import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +28,7 @@ from vitmods.report.figures import Inliner, forest
 from vitmods.report.hub import save_pretrained
 from vitmods.report.templates import templates
 from vitmods.stats.runs import NoDesign
-from vitmods.stats.tables import signed
+from vitmods.stats.tables import with_unit
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE, Arm, is_promising, make_arms
@@ -41,13 +40,12 @@ from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
 from vitmods.study.fixed import USUAL_IMAGES
 from vitmods.study.prepare import say, workers_for
-from vitmods.study.retrain import Retrained, retrain_study
+from vitmods.study.retrain import Retrained, retrain_study, uses_of
 from vitmods.study.store import IMAGES_FILE, StudyFolder, read_object
 from vitmods.study.study import USUAL_OPTIONS, Study, override
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_atomically, write_json
-from vitmods.util.registry import plugin_options
+from vitmods.util.files import expand_user, write_atomically, write_json
 from vitmods.util.text import Printed, listing, plural
 
 REQUEST = "improve.json"
@@ -66,6 +64,13 @@ ADAPTING = {
     "lora(rank=8)": "low-rank adapters change all blocks a little",
 }
 """ways to adapt trained weights -> why; base trains all of them"""
+USES = {
+    "predict": "Use it",
+    "finetune": "Train it on images with labels",
+    "export": "Write it for other programs",
+    "evaluate": "Measure it on other images",
+}
+"""of `uses_of` -> as pages and the terminal say it"""
 FIELDS = {"lr", "mixup", "ema"}  # of the recipe
 
 
@@ -153,14 +158,14 @@ class Improvement(Printed):
                     f"Nothing is decided, for base ends below a linear probe of the weights it starts from: {remedy}."
                 )
             return (
-                f"Nothing is decided, for base did not learn in trials as short as these: {remedy}, or trained weights "
-                "(--from)."
+                f"Nothing is decided, for base did not learn{self._reached} in trials as short as these: {remedy}, or "
+                "trained weights (--from)."
             )
         assert self.confirmed is not None
         assert self.confirmed.base_mean is not None
         if not self.arm:
             effects = self.screen.headline.effects.items()
-            lost = [name for name, effect in effects if effect.failures and not effect.gain > 0]
+            lost = [name for name, effect in effects if effect.failures > effect.base_failures and not effect.gain > 0]
             failed = f" Trials with {listing(lost)} failed." if lost else ""
             kept = f"on val none of {plural(len(self.candidates), 'candidate')} looks better"
             reached = f"{metric.shown(self.confirmed.base_mean)} {metric.title} on test"
@@ -168,9 +173,7 @@ class Improvement(Printed):
         assert self.effect is not None
         base, arm = self.confirmed.base_mean, self.confirmed.arms[0].mean
         scores = "" if arm is None else f", {metric.shown(base)} before and {metric.shown(arm)} after"
-        low, high = (signed(end, self.effect.digits) for end in self.effect.interval)
-        number = f"{signed(self.effect.effect, self.effect.digits)} [{low}, {high}]"
-        found = f"{number} {self.effect.shown_unit} of {metric.title}{scores}"
+        found = f"{with_unit(self.effect)} of {metric.title}{scores}"
         seeds = f"on {self.effect.n} fresh seeds and images that no choice has seen, after {length_of(self.confirmed)}"
         chosen = (
             "" if self.has_learned else " Base did not learn in the screen, so results of other studies chose the arm."
@@ -178,6 +181,16 @@ class Improvement(Printed):
         if self.is_better:
             return f"{self.arm} is better than base: {found}, {seeds}.{chosen}"
         return f"Base is kept: {self.arm} is not shown to be better ({found}, {seeds}).{chosen}"
+
+    @property
+    def _reached(self) -> str:
+        """The score of base, and that of the best constant prediction; empty where they are not known."""
+        answer = self.confirmed or self.screen
+        metric, mean = answer.metric, answer.base_mean
+        constant = answer.data.get("constant", {}).get(metric.name)
+        if mean is None or constant is None:
+            return ""
+        return f" (it has {metric.shown(mean)} {metric.title}, the best constant prediction {metric.shown(constant)})"
 
     def __repr__(self) -> str:
         lines = [self.headline]
@@ -188,8 +201,7 @@ class Improvement(Printed):
         if self.model:
             lines += [
                 f"Trained on all images: {named(self.model)}",
-                f"Use it: vitmods predict {named(self.model)} path/to/images",
-                f"Take it further: vitmods export {named(self.model)} --to onnx",
+                *(f"{what}: {line}" for what, line in _commands(self)),
             ]
         return "\n".join(lines)
 
@@ -260,6 +272,7 @@ def improve(
     found = Improvement(out, chosen, answer)
     if not is_enough(answer):
         return found
+    count: int | None
     if begun := next(iter(StudyFolder(out / SCREEN).confirmations), None):  # its arm and seeds stay
         facts = StudyFolder(begun).known_facts()
         arm, count = next(iter(facts.study().arms), Arm(BASE)), facts.plan.seeds
@@ -274,7 +287,8 @@ def improve(
     say(options, f"{what}, on fresh seeds and on test.")
     sides = len({BASE, arm.name})
     left = _until(limit, _confirming_s(answer, limit, options, (count or CONFIRM_SEEDS) * sides))
-    left = replace(left, trials=None if count else MOST_CONFIRM_SEEDS * sides)
+    if limit.seconds is not None and not count:
+        left = replace(left, trials=MOST_CONFIRM_SEEDS * sides)
     found = replace(found, arm="" if is_base else arm.name)
     how: dict[str, Any] = {"arm": arm, "longer": True, "budget": left, "command": command, "options": options}
     for seeds in dict.fromkeys((count, FEWEST_SEEDS)):
@@ -381,10 +395,14 @@ class _Request:
         pairs += [] if is_plain else [(name, before.get(name), value) for name, value in chosen_by.items()]
         for name, was, value in pairs:
             is_path = name in ("data", "from") and None not in (was, value)
-            if was != value and not (is_path and is_same_place(was, value)):
+            if _sorted(was) != _sorted(value) and not (is_path and is_same_place(was, value)):
+                before, now = (
+                    listing(each) if isinstance(each, list) and each else f"{each or 'none'}" for each in (was, value)
+                )
+                option = f"--{name.replace('_', '-')}"
                 raise UserError(
-                    f"{named(self.out)} tries {listing([one.change for one in tried])}, and was asked for with {name} "
-                    f"{was}, not {value}: choose another folder (--out)."
+                    f"{named(self.out)} tries {listing([one.change for one in tried])}, and was begun with {option} "
+                    f"{before}, not {now}: choose another folder (--out)."
                 )
         return tried, seeds
 
@@ -439,8 +457,15 @@ class _Request:
         return chosen
 
 
+def _sorted(value: Any) -> Any:
+    """A value, of which the order does not matter if it is a list."""
+    return sorted(value) if isinstance(value, list) else value
+
+
 def _arm_of(short: str) -> Arm:
     """Read a candidate. Raises UserError for one that is unknown, or stands for several arms."""
+    if short.strip() == BASE:
+        raise UserError("Candidates are compared with base: leave base out of them.")
     arms = () if is_promising(short) else make_arms([short])
     if len(arms) != 1:
         raise UserError(f"'{short}' stands for several arms: name each candidate.")
@@ -465,7 +490,7 @@ def _held_out(data: str, images: ImageOptions) -> tuple[str, ImageOptions]:
     if images.split_file is not None:
         return data, images
     counts = {name: len(records) for name, records in open_source(data).splits.items()}
-    splits, folder = set(counts), Path(data)
+    splits, folder = set(counts), expand_user(data)
     if splits == {"train", "val"} and (folder / "val").is_dir() and (folder / "train").is_dir():
         return _held_out(f"{data}?splits=train:train,val:test", images)
     if "test" not in splits and splits != {"train"}:
@@ -587,10 +612,6 @@ def _beside(found: Improvement, answer: Answer) -> str:
 def _commands(found: Improvement) -> list[tuple[str, str]]:
     if found.model is None:
         return []
-    folder, plugins = named(found.model), plugin_options()
-    words = {
-        "Name the classes of images": ["predict", folder, "path/to/images"],
-        "Write it for other programs": ["export", folder, "--to", "onnx"],
-        "Measure it on other images": ["evaluate", folder, "--data", "path/to/images"],
-    }
-    return [(title, shlex.join(["vitmods", *rest, *plugins])) for title, rest in words.items()]
+    assert found.trained is not None
+    uses = uses_of(found.trained.folder, found.model)
+    return [(title, uses[use]) for use, title in USES.items() if use in uses]

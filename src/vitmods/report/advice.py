@@ -172,7 +172,7 @@ def _combination(answer: Answer) -> Iterator[Step]:
         helps = all(effect.verdict == Verdict.HELPS for effect in fresh.effects.values())
         yield Step(f"{fresh_text(fresh)}{points(answer.metric)}: {f'use {best}' if helps else f'keep {base}'}.")
     for effect in ranked_effects(answer):
-        if effect.failures:
+        if effect.failures > effect.base_failures:
             yield Step(f"{effect.arm}: runs with it failed ({effect.failures}). Compare it by itself.")
     for effect in ranked_effects(answer):
         if expected := question.forecast(effect):

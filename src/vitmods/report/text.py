@@ -165,7 +165,8 @@ def caveats(answer: Answer) -> list[str]:
     effects = ranked_effects(answer)
     for note, arms in grouped((effect.arm, note) for effect in effects for note in effect.notes).items():
         notes.append(f"{listing(arms)}: {note}.")
-    notes += [f"{arm.name} has no verdict: a trial of it failed." for arm in answer.arms if arm.effect is None]
+    without = [arm.name for arm in answer.arms if arm.effect is None]
+    notes += [f"{name} has no verdict: a trial of it failed or is damaged." for name in without]
     if any(effect.n and effect.provisional for effect in effects):
         notes.append("Verdicts are provisional, and intervals wider than they will be, until the study is finished.")
     return [*notes, *answer.doubts]

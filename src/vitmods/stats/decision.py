@@ -12,7 +12,7 @@ from vitmods.stats import tables
 from vitmods.stats.gains import rate_bound
 from vitmods.stats.verdict import Claim, Effect, Verdict, verdict_of
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.text import grouped, listing
+from vitmods.util.text import grouped, listing, plural
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class Decision:
         trials = min((effect.n for effect in self.effects.values() if not effect.failures), default=0)
         if trials and not any(effect.base_failures for effect in self.effects.values()):
             lines.append(
-                f"no failure in {trials} trials of an arm: its rate may still be up to {100 * rate_bound(trials):.0f} %"
+                f"no failure in {plural(trials, 'trial')} of an arm: its rate may still be up to "
+                f"{100 * rate_bound(trials):.0f} %"
             )
         arms_by_note = grouped((effect.arm, note) for effect in self.effects.values() for note in effect.notes)
         lines += [f"{listing(arms)}: {note}" for note, arms in arms_by_note.items()]

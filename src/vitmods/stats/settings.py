@@ -143,8 +143,10 @@ def over_settings(tables_of: Mapping[str, Table], criteria: Criteria, *, shared_
     decision = replace(average[0], effects=of_average, notes=(*average[0].notes, *notes))
     like_these: dict[str, OtherSets] = {}
     if not shared_images and counts.sum() >= ENOUGH_SETS:
-        for arm, effects in each.items():
-            intervals = [[(one.effect, *one.interval)] for name, one in effects.items() if name not in left_out]
+        # As each study by itself has them: those of `each` hold together over the data sets.
+        alone = [decision_of(one, criteria, analysis) for one, is_part in zip(gains, counts, strict=True) if is_part]
+        for arm in each:
+            intervals = [[(decision[arm].effect, *decision[arm].interval)] for decision in alone]
             if not np.isnan(intervals).any():
                 like_these[arm] = other_sets(intervals, len(each))
     return OverSettings(decision, each, departures, like_these, left_out)

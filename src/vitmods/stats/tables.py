@@ -80,6 +80,11 @@ def interval(effect: Effect) -> str:
     return "–" if math.isnan(low) else f"[{signed(low, effect.digits)}, {signed(high, effect.digits)}]"
 
 
+def with_unit(effect: Effect) -> str:
+    """`+1.90 [+0.60, +3.20] points`."""
+    return f"{signed(effect.effect, effect.digits)} {interval(effect)} {effect.shown_unit}"
+
+
 def shown(effect: Effect) -> bool:
     """Whether there is an interval."""
     return not math.isnan(effect.seeds_low)

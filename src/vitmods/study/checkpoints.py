@@ -373,6 +373,8 @@ class Start:
 
         Raises UserError as `Checkpoint.open` does, and for a model of another library that was changed.
         """
+        if not source.strip():
+            raise UserError("Trained weights are a folder, a file or the name of a model, and this is empty (--from).")
         path = checkpoint_of(source)
         checkpoint = Checkpoint.open(path)
         base: ViTConfig | str

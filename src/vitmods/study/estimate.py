@@ -129,6 +129,7 @@ class Estimate(Printed):
     reused: Mapping[str, int] = field(default_factory=dict)
     saved_s: float = 0.0
     finished: int = 0
+    measures_costs: bool = True
     not_reused: tuple[str, ...] = ()
     reserve_s: float = 0.0
     spent: str = ""
@@ -243,17 +244,17 @@ class Estimate(Printed):
             times = str(arm.trials), f"{arm.step_s:.3g}", duration(arm.trial_s)
             rows.append([arm.arm, *[arm.changes] * is_named, *sizes, *times])
         splits = ", ".join(f"{count:,} {name}" for name, count in self.dataset.items())
-        lengths = [f"{count:,} steps with {setting}" for setting, count in self.steps.items()]
+        lengths = [f"{plural(count, 'step')} with {setting}" for setting, count in self.steps.items()]
         if len(counts := set(self.steps.values())) == 1:
-            lengths = [f"{counts.pop():,} steps"]
+            lengths = [plural(counts.pop(), "step")]
         points = len(self.settings.tune.points)
         tried = f" Every arm is tried with {points} points of the grid." if points > 1 else ""
         if self.settings.matched_points:
             tried += " Base is trained at the points that arms choose, too."
         done = f" ({self.finished} are finished)" if self.finished else ""
         at_most = "At most " * (self.settings.matched_points > 0)
-        to_run = f"{at_most}{sum(arm.trials for arm in self.arms)} trials to run{done}"
-        costs = ", and the measurement of costs" * bool(self.settings.arms)
+        to_run = f"{at_most}{plural(sum(arm.trials for arm in self.arms), 'trial')} to run{done}"
+        costs = ", and the measurement of costs" * self.measures_costs
         lasts = f"about {duration(self.total_s)} of training{costs}"
         other: Keep = "best" if self.keep_weights == "all" else "all"
         return "\n".join(
@@ -410,6 +411,7 @@ def estimate(
         alone=alone,
         reused=Counter(named(finished.study.path) for finished in reused.values()),
         finished=sum(record.ended for record in state.records.values()),
+        measures_costs=bool(settings.arms) and options.cost_seconds > 0,
         saved_s=sum(timed[settings.cell(trial.arm.name, trial.setting)].trial_s for trial in reused) / parallel,
         not_reused=tuple(pool.nearest(trial for trial in state.missing if trial not in reused)) if pool else (),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -198,7 +199,8 @@ class Evidence(Printed):
             yield of_change.format(found.title), "", differ
             for effect in found.effects:
                 shown = f"{signed(effect.effect, effect.digits)} {interval(effect)}"
-                about = "; ".join(dict.fromkeys(one.conditions for one in found.sets.get(effect.arm, ())))
+                counts = Counter(one.conditions for one in found.sets.get(effect.arm, ()))
+                about = "; ".join(f"{count} studies of {one}" if count > 1 else one for one, count in counts.items())
                 if effect.arm == LIKE_THESE:
                     about = str(found.verdict)
                 elif found.other and effect.arm == FURTHER:
@@ -377,6 +379,9 @@ def _finding(path: Path, name: str, data: str, answer: Answer, effect: Effect) -
     sweep = answer.settings.get("sweep", {})
     others = [name for name in sweep if name not in ("base", "epochs", "steps")]
     design = answer.settings.get("design", {}).get("kind", "") or f"average over {listing(others)}" * bool(others)
+    limits = [limit for limit in sweep.get("limit_train", ()) if limit is not None]
+    if limits:
+        design += f" of {listing([f'{limit:g}' for limit in limits], 'or')}"
     return Finding(
         change, answer.metric.title, effect.shown_unit, effect.higher_is_better, effect.margin, str(path), data,
         answer.data["splits"]["train"]["count"],

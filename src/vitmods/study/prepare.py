@@ -579,7 +579,7 @@ def join_warnings(arms_by_warning: Mapping[tuple[str, str], Sequence[str]]) -> I
     """Yield a sentence for each warning of `arm_warnings`, with the names of its arms."""
     for (change, text), names in arms_by_warning.items():
         subject = f"{'Arm' if len(names) == 1 else 'Arms'} {', '.join(names)}"
-        yield f"{subject}{f', {change}' if change and [*names] != [change] else ''}: {text}"
+        yield f"{subject}{f' (for {change})' if change and [*names] != [change] else ''}: {text}"
 
 
 def arm_warnings(model: nn.Module, recipe: Recipe, dataset: ImageDataset) -> Iterator[tuple[str, str]]:

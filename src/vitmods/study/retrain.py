@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitmods.stats.tables import with_unit
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE
@@ -50,11 +51,19 @@ class Retrained:
     def finished(self) -> bool:
         return bool(self.result["status"] == "finished")
 
+    @property
+    def images(self) -> str:
+        """What it is trained on, in words."""
+        with suppress(UserError):
+            if (limit := read_object(self.folder / "config.json").get("images", {}).get("limit_train")) is not None:
+                return f"val, test and the training images that limit_train={limit:g} leaves"
+        return "all images"
+
     def __str__(self) -> str:
         if not self.finished:
             return f"{self.arm} on all images {self.result['status']}: {self.result['message']}"
         return (
-            f"{self.arm} is trained on all images: {named(self.folder)}\n"
+            f"{self.arm} is trained on {self.images}: {named(self.folder)}\n"
             f"How good it is cannot be measured on images that it was trained on. {self.estimate}\n"
             f"To deploy it: {export_line(self.folder)}"
         )
@@ -166,25 +175,37 @@ def estimate_of(answer: Answer, arm: ArmAnswer) -> str:
     metric = answer.metric
     seeds = sum(score is not None for score in arm.scores.values())
     text = f"The study's estimate, of trainings on its training images alone: {metric.shown(arm.mean)} {metric.title}"
-    effect = f"; against {answer.base.name} {arm.effect!r}" if arm.effect else ""
+    effect = f"; against {answer.base.name} {with_unit(arm.effect)}" if arm.effect else ""
     if arm.effect and arm.effect.expects:
         effect += f", of which {arm.effect.expects} is to be expected, since an arm that helps was lucky too"
     return f"{text} (mean of {seeds} {'seed' if seeds == 1 else 'seeds'}){effect}."
 
 
-def export_line(folder: Path) -> str:
-    """The command that takes a trial's model further; a task's modules and models of sequences are not exported."""
-    task = None
+def uses_of(folder: Path, model: Path | None = None) -> dict[str, str]:
+    """What a trial's model is used for -> the command; a task's modules and models of sequences are not exported.
+
+    model: the folder that the model was written to; None: the trial's.
+    """
+    task, name = None, named(model or folder)
     with suppress(UserError):  # a damaged file, which the report names
         task = TASKS.get(read_object(folder / "config.json").get("task", DEFAULT))
-    words = ["export", named(folder), "--to", "onnx"]
+    uses = {
+        "export": ["export", name, "--to", "onnx"],
+        "predict": ["predict", name, "path/to/images"],
+        "evaluate": ["evaluate", name, "--data", "path/to/images"],
+    }
     if task is not None and task.inputs != "images":
-        words = ["predict", named(folder), "path/to/sequences.txt"]
+        uses = {"predict": ["predict", name, "path/to/sequences.txt"]}
     elif is_there(folder / MODULES):
-        words = ["predict", named(folder), "path/to/images"]
+        uses = {"predict": uses["predict"]}
         if task is not None and task.predictions is Task.predictions:  # features, for a task that follows
-            words = ["finetune", "--model", named(folder), "--data", "path/to/images"]
-    return shlex.join(["vitmods", *words, *plugin_options()])
+            uses = {"finetune": ["finetune", "--model", name, "--data", "path/to/images"]}
+    return {use: shlex.join(["vitmods", *words, *plugin_options()]) for use, words in uses.items()}
+
+
+def export_line(folder: Path) -> str:
+    """The command that takes a trial's model further."""
+    return next(iter(uses_of(folder).values()))
 
 
 def retrain_command(command: str, arm: str) -> str:

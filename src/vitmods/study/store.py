@@ -251,6 +251,8 @@ class StudyImages:
         counts = {"added": len(names) - len(new), "removed": len(before) - len(old), "changed": changed}
         if any(counts.values()):
             changes = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+            if counts["added"] and counts["removed"]:
+                changes += " (one that moved to another split counts twice)"
             raise UserError(
                 f"{named(self.folder)} is of other images: since it began {changes}. Put the old ones back to resume "
                 "it, or choose another folder with --out."

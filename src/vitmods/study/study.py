@@ -538,7 +538,10 @@ class Study:
 
         options = override(options, overrides)
         if self._by_data:
-            raise UserError("A study over data sets (--sweep data=...) is run by run_over_data, or one set by itself.")
+            raise UserError(
+                "This is for a study of one data set, and --sweep data=... has several: name one of them (--data). In "
+                "Python, run_over_data runs the study of each."
+            )
         if self._stages:
             from vitmods.study.stages import PRETRAINING
             from vitmods.study.store import StudyFolder
