@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -176,10 +177,11 @@ def test_another_call_trains_nothing_again_and_other_candidates_are_refused(fini
     assert {path: path.stat().st_mtime_ns for path in out.glob("**/result.json")} == before
     assert again.headline == found.headline
     with pytest.raises(
-        UserError, match=r"tries fast=lr\(3e-3\) and layerscale, and was asked for with candidates .*: choose another"
+        UserError, match=r"tries fast=lr\(3e-3\) and layerscale, and was begun with --candidates .*: choose another"
     ):
         run(out, ("rms", "layerscale"))
-    with pytest.raises(UserError, match="asked for with base mu2/4, not mu3/4"):
+    assert run(out, ("layerscale", "fast=lr(3e-3)")).headline == found.headline, "in any order"
+    with pytest.raises(UserError, match="begun with --base mu2/4, not mu3/4"):
         vm.improve("digits", out, base="mu3/4", **HOW)
 
 
@@ -319,7 +321,7 @@ def test_of_trained_weights_ways_to_adapt_them_are_tried_one_by_one(tmp_path, mo
     options, out = module.StudyOptions(), tmp_path / "out"
     request = module._Request(out, "digits", None, str(trial), None, "classification", SMALL, options, None)
     has_peft = importlib.util.find_spec("peft") is not None
-    chosen, seeds = request.plan(None, ("last(4)",), False, module.ENDLESS)
+    chosen, seeds = request.plan(None, (), False, module.ENDLESS)  # last(4) is all of this model
     assert [one.change for one in chosen] == ["attention", "head", *["lora(rank=8)"] * has_peft]
     study = request.screening(chosen, seeds)
     assert study.settings.until_decided
@@ -341,7 +343,7 @@ def test_candidates_that_were_dropped_for_the_time_are_not_missed_when_the_comma
     (tmp_path / "out/screen/trials/metrics.jsonl").touch()
     assert request.plan(None, ("hmlp",), True, module.ENDLESS) == (first, 2)  # the same command
     assert request.plan(None, (), False, module.ENDLESS) == (first, 2)
-    with pytest.raises(UserError, match=r"asked for with without \['hmlp'\], not \['rms'\]"):
+    with pytest.raises(UserError, match=r"begun with --without hmlp, not rms"):
         request.plan(None, ("rms",), True, module.ENDLESS)
     (tmp_path / "out/improve.json").write_text("{}")
     with pytest.raises(UserError, match=r"improve\.json is damaged"):
@@ -372,6 +374,8 @@ def test_every_folder_gets_a_val_and_a_test_split(tmp_path, monkeypatch, others)
             Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(data / folder / f"{i}.png")
     spec, images = module._held_out(str(data), ImageOptions())
     assert Path(spec.partition("?")[0]) == data
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert module._held_out("~/photos", ImageOptions())[0] == spec.replace(str(tmp_path), "~")
     assert images.val_fraction == (None if others == "val test" else 0.2)
     monkeypatch.setattr(module, "MOST_VAL", 3)
     fewer = module._held_out(str(data), ImageOptions())[1].val_fraction
@@ -392,6 +396,7 @@ def test_every_folder_gets_a_val_and_a_test_split(tmp_path, monkeypatch, others)
         (["--candidates", "dpn", "nonsense"], "nonsense"),
         (["--candidates", "dpn", "norms"], "'norms' stands for several arms"),
         (["--candidates", "promising", "dpn"], "'promising' stands for several arms"),
+        (["--candidates", "dpn", "base"], "leave base out"),
         (["--without", "levitt"], "levitt"),
         (["--out", "."], "has other files"),
         (["--candidates", "dpn", "rms", "--without", "rms"], "drop --without"),
@@ -408,6 +413,19 @@ def test_what_cannot_be_done_is_refused_before_anything_is_trained(tmp_path, cap
     assert main(["improve", *data, "--base", "mu1/4", *words] if "--base" not in words else ["improve", *words]) == 2
     assert said in " ".join(re.split(r"[\s│]+", capsys.readouterr().err))  # also where a box wraps it
     assert not list(tmp_path.glob("**/trials"))
+
+
+def test_only_what_fails_more_often_than_base_is_blamed(finished, monkeypatch):
+    found, _ = finished
+    effects = found.screen.headline.effects
+
+    def failing(of_base):
+        known = {name: replace(one, failures=2, base_failures=of_base, effect=-1.0) for name, one in effects.items()}
+        monkeypatch.setattr(type(found.screen.headline), "effects", property(lambda _: known))
+        return replace(found, arm="").headline
+
+    assert "Trials with fast and layerscale failed." in failing(0)
+    assert "failed" not in failing(2)
 
 
 def test_the_command_prints_what_came_out(finished, tmp_path, capsys):

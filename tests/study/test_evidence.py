@@ -159,8 +159,10 @@ def test_three_data_sets_make_a_claim_and_studies_of_one_count_once():
     assert found["rms"].verdict == Verdict.OPEN
     lines = str(found).splitlines()
     assert lines[2] == "dpn (top-1)"
-    assert lines[6].split() == [*LIKE_THESE.split(), "+1.58", "[+0.62,", "+2.54]", "helps"]
-    assert FURTHER in lines[7]
+    assert "2 studies of mu3/4" in lines[3]
+    (mean,) = (number for number, line in enumerate(lines) if line.strip().startswith(LIKE_THESE))
+    assert lines[mean].split() == [*LIKE_THESE.split(), "+1.58", "[+0.62,", "+2.54]", "helps"]
+    assert FURTHER in lines[mean + 1]
     assert found.to_markdown().splitlines()[8].startswith("| **rms (top-1)** |")
     worse = together([finding(data, *pair, higher=False) for data, several in pairs.items() for pair in several])
     assert worse["dpn"].verdict == Verdict.HURTS

@@ -13,7 +13,10 @@ import vitmods as vm
 from vitmods.cli import main
 from vitmods.recipes import Recipe
 from vitmods.study import open_trial
+from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.trial import load_images
+from vitmods.tasks.base import make_task
+from vitmods.tasks.multilabel import MultiLabel
 from vitmods.util.errors import UserError
 
 
@@ -89,6 +92,8 @@ def test_several_labels(images, tmp_path):
         model.head.bias.copy_(torch.tensor([1.0, -1.0, 2.0]))
     vm.export(model, tmp_path / "m.safetensors")
     (prediction, *_) = vm.predict(tmp_path / "m.safetensors", images, top=2)
+    checkpoint = Checkpoint.open(str(tmp_path / "m.safetensors"))
+    assert isinstance(make_task("multilabel", checkpoint.recipe), MultiLabel), "`vitmods evaluate` makes it so"
     assert prediction["predicted"] == ["a", "c"]
     assert prediction["probabilities"] == pytest.approx({"c": 0.880797, "a": 0.731059})
 
@@ -106,6 +111,8 @@ def test_the_shell_prints_csv_where_nobody_looks(trial, images, capsys, monkeypa
     assert prediction["image"] == "=apples/0.png"
     assert main(["predict", str(trial), "=apples/0.png", "--format", "table"]) == 0
     assert "beans" in capsys.readouterr().out
+    assert main(["predict", str(trial), "=apples/0.png", "--format", "table", "--out", "t.txt"]) == 2
+    assert "table is for the terminal" in capsys.readouterr().err
 
 
 def test_an_image_that_cannot_be_read(trial, images, tmp_path):

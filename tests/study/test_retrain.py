@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 from types import SimpleNamespace
@@ -21,12 +22,12 @@ from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.evaluate import evaluate
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.processes import LocalProcesses
-from vitmods.study.retrain import best_arm, retrain_command
+from vitmods.study.retrain import best_arm, export_line, retrain_command, uses_of
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import load_images
 from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
-from vitmods.train.trial import WEIGHTS
+from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
@@ -260,6 +261,28 @@ def test_the_cheapest_of_the_best_is_taken():
     assert best("saves", among=arms[-1:]) == "base"
 
 
+@pytest.mark.parametrize(("task", "modules", "uses"), [
+    ("classification", False, ["export", "predict", "evaluate"]),
+    ("multilabel", False, ["export", "predict", "evaluate"]),
+    ("segmentation", True, ["predict"]),
+    ("dino", True, ["finetune"]),
+    ("sequence_classification", False, ["predict"]),
+])  # fmt: skip
+def test_what_a_model_is_used_for_follows_from_its_task(tmp_path, task, modules, uses):
+    trial, model = tmp_path / "a trial", tmp_path / "my model"
+    trial.mkdir()
+    (trial / "config.json").write_text(json.dumps({"task": task}))
+    if modules:
+        (trial / MODULES).touch()
+    for folder, commands in ((trial, uses_of(trial)), (model, uses_of(trial, model))):
+        assert list(commands) == uses
+        for use, line in commands.items():
+            words = shlex.split(line)
+            assert words[:2] == ["vitmods", use]
+            assert str(folder) in words, "quoted"
+    assert export_line(trial) == uses_of(trial)[uses[0]]
+
+
 def test_the_shell(copied, capsys):
     line = "vitmods compare --arms dpn 'x=dpn+rms' --budget 2h --retrain=best"
     assert retrain_command(line, "x") == "vitmods compare --arms dpn x=dpn+rms --retrain x"
@@ -267,7 +290,7 @@ def test_the_shell(copied, capsys):
     words = "compare --base mu2/4 --arms dpn --seeds 1 --recipe plain --epochs 2 --quiet --batch-size 64 --device cpu"
     command = [*words.split(), "--limit-train", "128", "--out", str(copied), "--retrain", "best"]
     assert main(command) == 0
-    assert "base is trained on all images" in capsys.readouterr().out
+    assert "base is trained on val, test and the training images that limit_train=128 leaves" in capsys.readouterr().out
     assert "retrained/base" in (copied / "report.html").read_text()
     for more in (["--dry-run"], ["--pilot"], ["--budget", "2h"]):
         assert main([*command, *more]) == 2

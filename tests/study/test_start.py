@@ -482,3 +482,9 @@ def test_a_dry_run_states_what_other_image_sizes_take(tmp_path):
     assert f"{large / small:.2g} times as long at 518 px" in line
     assert " 98 px" not in line
     assert times_at_other_sizes(make(str(file), arms=["head"], img_size=14).settings) == ""
+
+
+@pytest.mark.parametrize("source", ["", "  "])
+def test_weights_without_a_name_are_refused(source):
+    with pytest.raises(UserError, match=r"this is empty \(--from\)"):
+        Study(None, ["head"], "digits", start=source)

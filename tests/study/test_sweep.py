@@ -196,7 +196,7 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys, monkeypatc
     study = Study("mu/4", ["dpn"], sweep={"data": ["digits", str(photos)]}, seeds=3)
     assert study.data_sets == ("digits", str(photos))
     for call in (study.run, study.pilot, study.retrain):
-        with pytest.raises(UserError, match="run_over_data, or one set by itself"):
+        with pytest.raises(UserError, match="In Python, run_over_data runs the study of each"):
             call(out)
     with pytest.raises(UserError, match="call run"):
         Study("mu/4", ["dpn"]).run_over_data(out)

@@ -29,7 +29,7 @@ from vitmods.study.cells import MOST_SEEDS, image_settings
 from vitmods.study.changed import open_changed, pixels_of
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder, read_object, slug
-from vitmods.tasks.base import TASKS, TaskModel
+from vitmods.tasks.base import DEFAULT, TASKS, TaskModel
 from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.address import named
 from vitmods.util.errors import UserError, explaining, first_line, needs
@@ -280,10 +280,11 @@ class Checkpoint:
         """Describe images in the model's size and channels, normalized and cropped as timm's names say."""
         view = {"eval_crop": pretrained.get("crop_pct"), "resample": pretrained.get("interpolation")}
         view |= {name: tuple(pretrained[name]) for name in ("mean", "std") if pretrained.get(name)}
+        task = pretrained.get("task") or DEFAULT
         recipe = Recipe().with_(**{name: value for name, value in view.items() if value})
+        recipe = TASKS[task].fitted(recipe) if task in TASKS else recipe  # else its plugin is missing
         in_chans, *img_size = pretrained["input_size"]
-        settings = {"img_size": img_size, "in_chans": in_chans}
-        settings |= {"task": pretrained["task"]} if pretrained.get("task") else {}
+        settings = {"img_size": img_size, "in_chans": in_chans, "task": task}
         classes = tuple(printable(str(name)) for name in pretrained.get("label_names") or ()) or None
         return cls(source, slug(Path(source).stem), model, recipe, settings, classes)
 

@@ -95,7 +95,7 @@ def predict(
     kind = TASKS[task_name]
     if kind.inputs == "images" and settings["in_chans"] not in (1, 3):
         raise UserError(f"{source} takes {settings['in_chans']} channels, and images have 3 (RGB) or 1 (gray).")
-    task = kind.from_recipe(kind.fitted(trained.recipe))
+    task = kind.from_recipe(trained.recipe)
     if draw is not None and kind.draw is Task.draw:
         raise UserError(f"The task {kind.name} does not draw predictions: leave the folder for drawings out.")
     if annotations is not None and kind.annotate is Task.annotate:
