@@ -28,7 +28,7 @@ from vitmods.study import Answer
 from vitmods.study.arms import BASE
 from vitmods.study.designs.factorial import FactorialDesign
 from vitmods.study.grid import AS_IS
-from vitmods.study.state import StudyState, evaluated_of
+from vitmods.study.state import StudyState
 from vitmods.study.store import StudyFolder
 from vitmods.study.tables import criteria_of, tables_of
 
@@ -45,7 +45,7 @@ def store(run: Path, answers: Mapping[str, Answer], path: Path, numerics: object
         folder = StudyFolder(run)
         folder.refresh()
         facts = folder.known_facts()
-        state = StudyState(folder, facts.study(), evaluated_of(folder, facts))
+        state = StudyState.of(folder, facts)
         study = scores_of(state, facts.data, answers, numerics)
         found = recompute.effects(study)
     except (KeyError, ValueError, IndexError) as error:

@@ -21,7 +21,6 @@ from vitmods.study.budget import Budget, make_budget
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
 from vitmods.study.executors.processes import start_template_early
-from vitmods.study.grid import make_grid
 from vitmods.study.settings import Measure, StudySettings, measure_of
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
@@ -147,7 +146,7 @@ def main(arguments: Sequence[str], kind: type[Compare] = Compare, name: str = "c
     task = options.dataset.task if any(re.match("--task(=|$)", word) for word in arguments) else None
     if line_up and line_up.pretrain and not (options.pretrain or options.start or task):
         options = replace(options, pretrain=line_up.pretrain)
-    data_sets = make_grid(options.settings.sweep).to_dict().get("data", [])
+    data_sets = options.settings.swept.get("data", [])
     if data_sets and any(re.match("--data(=|$)", word) for word in arguments):
         raise UserError("--sweep data=... lists the data sets: leave --data out.")
     # Names of the folder by default; base is not known yet where a budget chooses it.

@@ -110,12 +110,11 @@ class Design:
         out."""
         return True
 
-    @property
-    def look_seeds(self) -> tuple[int, ...]:
+    def look_seeds(self, settings: Any) -> tuple[int, ...]:
         """The numbers of seeds at which a study that runs until it is decided may be looked at."""
-        from vitmods.stats.sequential import LOOK_SEEDS
+        from vitmods.stats.sequential import steps_of
 
-        return LOOK_SEEDS
+        return steps_of(settings.known)
 
     @property
     def last_level(self) -> float:
@@ -128,7 +127,8 @@ class Design:
         """Return those of the study. UserError for too few or too many seeds."""
         from vitmods.stats import sequential
 
-        return sequential.looks(len(settings.seeds), self.look_seeds)
+        kind = "study" if self.is_implied else f"{self.name} study"
+        return sequential.looks(len(settings.seeds), self.look_seeds(settings), kind)
 
     def look(
         self, state: Any, seeds: Sequence[int], setting: Any, frozen: Mapping[str, Any], without: Container[str]

@@ -52,7 +52,7 @@ from vitmods.study.prepare import (
 )
 from vitmods.study.reuse import Pool
 from vitmods.study.settings import Measure, Settings, as_now
-from vitmods.study.state import Evaluated, StudyState, evaluated_of
+from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.stopwatch import ArmEstimate, Stopwatch, as_a_worker
 from vitmods.study.store import StudyFolder
 from vitmods.study.tables import decision_at
@@ -513,7 +513,7 @@ def known_spread(path: Path | None, state: StudyState) -> Spread | None:
             recorded = as_now(facts.settings)
             if any(recorded.get(name) != expected.get(name) for name in names):
                 continue
-            other = StudyState(folder, facts.study(), evaluated_of(folder, facts))
+            other = StudyState.of(folder, facts)
             spread, scores = spread_of(other), set(_learned(other).items())
         except UserError:  # a damaged study, or one of another version
             continue
@@ -590,7 +590,7 @@ def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Est
     If fewer than `least` fit, or fewer than the first look needs, `refused` shows the arithmetic.
     """
     settings, k = planned.settings, len(planned.settings.arms)
-    looks = settings.design.look_seeds
+    looks = settings.design.look_seeds(settings)
     least = looks[0] if settings.until_decided else least
     safe = None if settings.until_decided or settings.tune else least
     planned = replace(planned, budget_s=budget.seconds, safe_seeds=safe)

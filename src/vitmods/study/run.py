@@ -46,7 +46,7 @@ from vitmods.study.results import costs_under, read_costs
 from vitmods.study.reuse import Pool
 from vitmods.study.schedule import TrialSchedule, check_weights_are_there
 from vitmods.study.settings import Rung, Settings, StudySettings, make_measure, measure_of
-from vitmods.study.state import StudyState, enter_shown, evaluated_of, with_begun_seeds
+from vitmods.study.state import StudyState, enter_shown, with_begun_seeds
 from vitmods.study.store import Facts, SeedCount, StudyFolder, contents_by_image, read_object
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, logged_run, task_of
 from vitmods.tasks.base import DEFAULT, TASKS
@@ -289,7 +289,7 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
                 study = replace(study, settings=settle_seeds(study.settings, budget))
             facts = write_facts(study, command)
             wanted = seeds_to_train(study.settings, folder, facts, budget)
-            state = StudyState(folder, wanted, evaluated_of(folder, facts))
+            state = StudyState.of(folder, facts, wanted)
             slower = slowdown() if budget.seconds else 1.0
             cost_seconds = LEAST_COSTS * options.cost_seconds * len(study.settings.sweep.points)
             cost_seconds *= bool(study.settings.arms)  # else there is nothing to compare
@@ -311,7 +311,7 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
                 raise
         if wanted.spare:
             study, facts = _with_seeds_that_ended(study, state, facts)
-            state = StudyState(folder, study.settings, evaluated_of(folder, facts))
+            state = StudyState.of(folder, facts, study.settings)
         lease.confirm()
         for _ in costs:
             pass
@@ -389,7 +389,7 @@ def run_pilot(request: Request, path: Path, options: StudyOptions, command: str 
         pool = Pool(begun)
         begun = pool.with_known_base(begun)
         facts = write_facts(begun, command or python_call(settings, str(path)))
-        state = StudyState(folder, _base_alone(begun.settings), evaluated_of(folder, facts))
+        state = StudyState.of(folder, facts, _base_alone(begun.settings))
         with get_template(template_threads(options, len(state.missing))) as template:
             _work(begun, state, ENDLESS, lease, pool, template)
         state.enter_look()

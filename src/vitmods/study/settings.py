@@ -179,13 +179,9 @@ class StudySettings:
         for option in ("sweep", "tune", "folds", "until_decided", "family"):
             if getattr(self, option):
                 self.refuse(option)
-        if self.design or self.runs is not None:
-            kinds = [kind for name, kind in DESIGNS.items() if "runs" in kind.options]
-            if self.runs is not None and self.kind not in kinds:
-                names = listing([kind.name for kind in kinds], "or")
-                raise UserError(
-                    f'runs belongs to a {names} study: say design="{names}" (--runs needs --design {names}).'
-                )
+        if self.runs is not None and "runs" not in self.kind.options:
+            names = listing([kind.name for kind in DESIGNS.values() if "runs" in kind.options], "or")
+            raise UserError(f'runs belongs to a {names} study: say design="{names}" (--runs needs --design {names}).')
         if self.folds is not None:
             if self.folds < 2:
                 raise UserError(f"folds must be at least 2, not {self.folds}: each seed is tested on one of the parts.")
@@ -207,11 +203,15 @@ class StudySettings:
         name = self.design if isinstance(self.design, str) else ""
         return DESIGNS[name or ("sweep" if self.sweep else "arms")]
 
+    @property
+    def swept(self) -> dict[str, list[Any]]:
+        """The values of each field of the sweep."""
+        return make_grid(self.sweep).to_dict()
+
     def refuse(self, option: str) -> None:
         """Raise UserError if the design excludes a setting, or an option of the shell."""
         if option in self.kind.excludes:
-            has_bases = "base" in make_grid(self.sweep).to_dict()
-            sweep = "several bases (--base)" if has_bases else "--sweep"
+            sweep = "several bases (--base)" if "base" in self.swept else "--sweep"
             raise UserError(self.kind.excludes[option].format(sweep=sweep))
 
     @property

@@ -174,6 +174,12 @@ class StudyState:
     matched:    likewise, those of base at the points that arms chose and base did not
     """
 
+    @classmethod
+    def of(cls, folder: StudyFolder, facts: Facts, settings: Settings | None = None) -> StudyState:
+        """The state of a study that has begun, on the splits that its answer is about; `settings`: with other seeds or
+        arms than its facts have."""
+        return cls(folder, settings or facts.study(), evaluated_of(folder, facts))
+
     def __init__(self, folder: StudyFolder, settings: Settings, images: Evaluated):
         self.folder, self.settings, self.images, self.splits = folder, settings, images, images.splits
         self.tried = {trial: self._read(trial) for trial in settings.tuning_trials()}
@@ -438,7 +444,7 @@ def with_begun_seeds(folder: StudyFolder, facts: Facts, settings: Settings) -> S
     more = replace(settings, seeds=settings.most_seeds)
     if len(more.seeds) == len(settings.seeds):
         return settings
-    records = StudyState(folder, more, evaluated_of(folder, facts)).answered.values()
+    records = StudyState.of(folder, facts, more).answered.values()
     begun = {record.seed for record in records if record.ended}
     return replace(settings, seeds=tuple(seed for seed in more.seeds if seed in {*settings.seeds, *begun}))
 
@@ -447,4 +453,4 @@ def enter_shown(folder: StudyFolder) -> None:
     """Enter a study of this user, whose answer was shown before, into the ledger: it may be older, or moved here."""
     with suppress(UserError, OSError):
         if is_own(folder.path) and (folder.path / "results.json").exists() and (facts := folder.facts()):
-            StudyState(folder, facts.study(), evaluated_of(folder, facts)).enter_look()
+            StudyState.of(folder, facts).enter_look()

@@ -30,7 +30,6 @@ from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.design import DESIGNS, Design
 from vitmods.study.executors import StudyOptions
 from vitmods.study.fixed import USUAL_IMAGES, fixed_settings, one_spelling, open_settings, paper_of
-from vitmods.study.grid import make_grid
 from vitmods.study.settings import Rung, Settings, StudySettings, check_settings, make_seeds
 from vitmods.util.errors import UserError, nearest
 
@@ -138,7 +137,7 @@ class Study:
         start = trained[BASE].start if trained else start
         of_start = [] if start is None else seeds_of(str(start))
         chosen_seeds = seeds or make_seeds(of_start or settings.usual_seeds)
-        sweep = make_grid(settings.sweep).to_dict()
+        sweep = settings.swept
         self._common: dict[str, Any] = {
             "data": data, "recipe": recipe, "task": given["task"], "start": start, "positions": positions,
             "paper": self._paper, "swept": sweep.get("base", ()),
@@ -197,7 +196,7 @@ class Study:
     def _split_by_data(self) -> dict[str, Study]:
         """Make the study of each data set of a sweep over data; empty for others."""
         settings = self._arguments["settings"]
-        sweep = make_grid(settings.sweep).to_dict()
+        sweep = settings.swept
         if "data" not in sweep:
             return {}
         alone = replace(settings, sweep={name: values for name, values in sweep.items() if name != "data"})
@@ -228,7 +227,7 @@ class Study:
         if line_up is not None and not (own and evidence(own).paper and own != line_up.recipe.partition("(")[0]):
             self._paper = line_up.network  # also with a recipe for small budgets
         base, task, start = given["base"], given["task"], given["start"]
-        sweep, using = make_grid(settings.sweep).to_dict(), list[str]()
+        sweep, using = settings.swept, list[str]()
         if start is not None:
             refuse_two_meanings(given["arms"])
         if line_up is not None:
@@ -270,7 +269,7 @@ class Study:
             return
         values = {
             "--from": given["start"], "--budget": given["budget"], "--until-decided": settings.until_decided,
-            "--design": settings.design, "several bases": "base" in make_grid(settings.sweep).to_dict(),
+            "--design": settings.design, "several bases": "base" in settings.swept,
             "--sweep": settings.sweep, "--tune": settings.tune,
         }  # fmt: skip
         if refused := [name for name, value in values.items() if value]:

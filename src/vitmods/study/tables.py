@@ -20,7 +20,7 @@ from vitmods.stats.settings import OverSettings, over_settings
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE
 from vitmods.study.grid import AS_IS, Point
-from vitmods.study.state import StudyState, TrialRecord, evaluated_of
+from vitmods.study.state import StudyState, TrialRecord
 from vitmods.study.store import StudyFolder
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
@@ -99,7 +99,7 @@ def over_studies(folders: Iterable[str | Path]) -> OverSettings:
         folder.refresh()
         facts = folder.known_facts()
         settings = facts.study()
-        state = StudyState(folder, settings, evaluated_of(folder, facts))
+        state = StudyState.of(folder, facts, settings)
         if not settings.is_plain or settings.until_decided:
             raise UserError(
                 f"{named(folder.path)} is not a study of arms on one data set with a fixed number of seeds."

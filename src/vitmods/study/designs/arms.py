@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from vitmods.stats.decision import Decision
     from vitmods.stats.verdict import Effect
     from vitmods.study.questions import Look, Question
-    from vitmods.study.settings import Settings
     from vitmods.study.state import StudyState
 
 
@@ -27,11 +26,6 @@ class Arms(Design):
         "confirm": Design.excludes["confirm"],
         "sweep": "--design arms compares under one setting: leave it out, or {sweep}.",
     }
-
-    def looks(self, settings: Settings) -> tuple[int, ...]:
-        from vitmods.stats import sequential
-
-        return sequential.looks(len(settings.seeds), sequential.steps_of(settings.known))
 
     def look(
         self,

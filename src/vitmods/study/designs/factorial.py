@@ -143,8 +143,7 @@ class FactorialDesign(Arms):
     def warnings(self) -> tuple[str, ...]:
         return self.runs.warnings
 
-    @property
-    def look_seeds(self) -> tuple[int, ...]:
+    def look_seeds(self, settings: Settings) -> tuple[int, ...]:
         from vitmods.stats.factorial import LOOK_SEEDS
 
         return LOOK_SEEDS
@@ -154,11 +153,6 @@ class FactorialDesign(Arms):
         from vitmods.stats.factorial import LOOK_LEVEL
 
         return LOOK_LEVEL
-
-    def looks(self, settings: Settings) -> tuple[int, ...]:
-        from vitmods.stats import factorial
-
-        return factorial.looks(len(settings.seeds))
 
     def look(
         self,
@@ -227,7 +221,7 @@ class FactorialDesign(Arms):
 
         setting = state.settings.sweep.points[0] if setting is None else setting
         table = tables_of(state, seeds, [setting])[setting]
-        return factorial(table, self.runs, criteria_of(state, seeds, BASE, self.look_seeds))
+        return factorial(table, self.runs, criteria_of(state, seeds, BASE, self.look_seeds(state.settings)))
 
     def _of_changes(self, effects: Factorial) -> Question:
         from vitmods.study.questions import Question
