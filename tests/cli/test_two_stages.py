@@ -150,7 +150,7 @@ BEIT = "layer_scale=0.1&position=none&position_on_prefix=false&rel_pos=shared"
 )
 def test_a_table_of_two_stages_is_run_in_two_in_python_too(options, stage, tmp_path):
     study = vm.Study(arms="paper:tt-table7-beit", data="digits", **options)
-    stages = study._stages
+    stages = study._several
     assert (stages and (stages.first.settings.fixed["task"], stages.first.settings.fixed["base"])) == stage
     if stages:
         assert study.settings.fixed["task"] == "classification"

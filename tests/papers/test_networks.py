@@ -62,7 +62,7 @@ def test_a_trial_has_the_network_that_its_recipe_shows(photos, capsys, table, ba
         if steps := re.search(r"--sweep steps=(\S+)", study.options):
             pretrain["sweep"] = {"steps": steps[1].split(",")}
         made = vm.Study(base, f"paper:{table.name}", photos, study.recipe, img_size=224, **pretrain)
-        made = made._stages.first if study.pretrain else made
+        made = made._several.first if study.pretrain else made
         cell = made.settings.cell("base")
         config = base_config(cell, 1000).with_(**cell.recipe.model.to_config())
     else:  # of other images

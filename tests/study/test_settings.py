@@ -332,7 +332,7 @@ def test_another_spelling_of_the_place_of_images_and_weights_is_the_same_study(t
 
 def test_what_the_second_stage_cannot_have_is_refused_before_the_first_trains(tmp_path):
     study = Study("mu1/2", ["rms"], seeds=(seed for seed in (0, 3)), pretrain="beit")
-    assert study.settings.seeds == study._stages.first.settings.seeds == (0, 3)
+    assert study.settings.seeds == study._several.first.settings.seeds == (0, 3)
     with pytest.raises(UserError, match="is not pre-trained yet"):
         study.pilot(tmp_path / "out", device="cpu")
     with pytest.raises(UserError, match="that this process alone knows"):
@@ -344,8 +344,8 @@ def test_what_the_second_stage_cannot_have_is_refused_before_the_first_trains(tm
 def test_both_stages_train_the_model_that_fits_the_images_of_the_first(tmp_path, draw_images):
     draw_images(tmp_path, ["train", "val"], size=(32, 32, 3))
     study = Study(None, ["rms"], pretrain="beit", pretrain_data=tmp_path)
-    base = study._stages.first.settings.fixed["base"]
-    assert base == study.settings.fixed["base"] == study._stages.as_long().settings.fixed["base"]
+    base = study._several.first.settings.fixed["base"]
+    assert base == study.settings.fixed["base"] == study._several.as_long().settings.fixed["base"]
     assert base != Study(None, ["rms"]).settings.fixed["base"]
 
 
@@ -353,10 +353,10 @@ def test_what_a_table_sets_is_said_once_for_all_data_sets_and_a_name_is_no_table
     folders = [draw_images(tmp_path / name, ["train", "val"]) for name in ("a", "b")]
     study = Study("mu1/2", "paper:dpn-table6", sweep={"data": folders})
     assert len(study._notes) == 1
-    assert not any(of_set._notes for of_set in study._by_data.values())
+    assert not any(of_set._notes for of_set in study._several.studies.values())
     assert [arm.name for arm in Study("mu1/2", DPN).settings.arms] == ["dpn"]
     study = Study("mu1/2", {"paper:tt-table7-beit": "dpn"})
-    assert not study._stages
+    assert not study._several
     assert not study._notes
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from vitmods.recipes.recipe import fields_by_name
 from vitmods.recipes.registry import RECIPES, evidence
@@ -66,6 +66,44 @@ class TwoStages:
     from_scratch: Settings
     from_weights: Callable[[Path], Stage]
     as_long: Callable[[], Stage]
+    option: ClassVar = "--pretrain"
+
+    def run(self, out: Path, options: StudyOptions, command: str | None) -> Answer:
+        """Run the first stage, and then the study from its weights; the first stage's answer if it is not complete.
+
+        Raises UserError before the first stage trains if its weights would not suit the second, and after it if a trial
+        has none.
+        """
+        _check_second_stage(self.from_scratch, out, options)
+        folder = out / PRETRAINING
+        keeping = replace(options, keep_weights="all")  # the second stage starts from them
+        before: Answer = self.first.run(folder, options=keeping, command=command)
+        if not before.complete:
+            return before
+        report = named(before.report())
+        if lost := [trial for trial in before.trials if trial.status != "finished"]:
+            trials = "; ".join(f"{trial} ({trial.status})" for trial in lost)
+            remedy = "" if BASE in {trial.arm for trial in lost} else ", or leave these arms out"
+            raise UserError(
+                f"These trials of the first stage have no weights to start from: {trials}. Choose other settings in "
+                f"--pretrain{remedy}, and another --out. Report: {report}"
+            )
+        say(options, f"The first stage is complete: {report}")
+        answer: Answer = self.from_weights(folder).run(out, options=options, command=command)
+        return answer
+
+    def estimate(self, out: Path | None, options: StudyOptions, command: str | None) -> Estimates:
+        """Estimate both stages without writing a file."""
+        if out is not None:
+            _check_second_stage(self.from_scratch, out, options)
+        folder = out and out / PRETRAINING
+        first: Estimate = self.first.dry_run(folder, options=options, command=command)
+        if first.total_s or folder is None:  # the same models with new weights: a step takes as long
+            is_another = out is not None and StudyFolder(out).facts()  # that of trained weights
+            second = self.as_long().dry_run(None if is_another else out, options=options, command=command)
+        else:
+            second = self.from_weights(folder).dry_run(out, options=options, command=command)
+        return Estimates({f"Pre-training ({self.first.settings.fixed['task']})": first, "Then": second})
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,55 +191,6 @@ def read_pretraining(text: str) -> tuple[str, RecipeChoice, str | None]:
     return task, RecipeChoice(None if name in TASKS else name, chosen), metric
 
 
-def run_over_data(
-    studies: Mapping[str, Stage], out: Path, options: StudyOptions, command: str | None
-) -> AnswerOverData:
-    """Run the study of each data set, all of which are checked before the first one, and average over them."""
-    for name, study in studies.items():
-        with warnings.catch_warnings():  # which come again
-            warnings.simplefilter("ignore")
-            open_study(StudyFolder(out / slug(name)), study.settings, replace(options, progress=False))
-    answers: dict[str, Answer] = {}
-    file = out / "over_data.json"
-    if not file.exists():  # by which the studies know that they are one
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(file, {"shown": []})
-    for name, study in studies.items():
-        say(options, f"{name}:")
-        answers[name] = study.run(out / slug(name), options=options, command=command)
-    over = over_studies(answer.path for answer in answers.values())
-    shown = [tuple(map(str, sets)) for sets in read_object(file).get("shown", ()) if isinstance(sets, list)]
-    found = AnswerOverData(answers, over, out, tuple(sets for sets in shown if {*sets} != {*studies}))
-    now = [tuple(studies)] * found.complete
-    write_json(file, {**over.to_dict(), "shown": [*dict.fromkeys([*shown, *now])]})
-    return found
-
-
-def run_pretrained(stages: TwoStages, out: Path, options: StudyOptions, command: str | None) -> Answer:
-    """Run the first stage, and then the study from its weights; the first stage's answer if it is not complete.
-
-    Raises UserError before the first stage trains if its weights would not suit the second, and after it if a trial
-    has none.
-    """
-    _check_second_stage(stages.from_scratch, out, options)
-    folder = out / PRETRAINING
-    keeping = replace(options, keep_weights="all")  # the second stage starts from them
-    before: Answer = stages.first.run(folder, options=keeping, command=command)
-    if not before.complete:
-        return before
-    report = named(before.report())
-    if lost := [trial for trial in before.trials if trial.status != "finished"]:
-        trials = "; ".join(f"{trial} ({trial.status})" for trial in lost)
-        remedy = "" if BASE in {trial.arm for trial in lost} else ", or leave these arms out"
-        raise UserError(
-            f"These trials of the first stage have no weights to start from: {trials}. Choose other settings in "
-            f"--pretrain{remedy}, and another --out. Report: {report}"
-        )
-    say(options, f"The first stage is complete: {report}")
-    answer: Answer = stages.from_weights(folder).run(out, options=options, command=command)
-    return answer
-
-
 def _check_second_stage(settings: Settings, out: Path, options: StudyOptions) -> None:
     if address_of(place(out)):
         raise UserError(f"--pretrain does not support addresses such as {out}: choose a folder on this disk.")
@@ -212,27 +201,39 @@ def _check_second_stage(settings: Settings, out: Path, options: StudyOptions) ->
             open_study(StudyFolder(os.devnull), settings, options)
 
 
-def estimate_over_data(
-    studies: Mapping[str, Stage], out: Path | None, options: StudyOptions, command: str | None
-) -> Estimates:
-    """Estimate the study of each data set without writing a file."""
-    return Estimates(
-        {
-            name: study.dry_run(out and out / slug(name), options=options, command=command)
-            for name, study in studies.items()
-        }
-    )
+@dataclass(frozen=True)
+class OverData:
+    """The study of each data set of a sweep over data."""
 
+    studies: Mapping[str, Stage]
+    option: ClassVar = "--sweep data=..."
 
-def estimate_pretrained(stages: TwoStages, out: Path | None, options: StudyOptions, command: str | None) -> Estimates:
-    """Estimate both stages without writing a file."""
-    if out is not None:
-        _check_second_stage(stages.from_scratch, out, options)
-    folder = out and out / PRETRAINING
-    first: Estimate = stages.first.dry_run(folder, options=options, command=command)
-    if first.total_s or folder is None:  # the same models with new weights: a step takes as long
-        is_another = out is not None and StudyFolder(out).facts()  # that of trained weights
-        second = stages.as_long().dry_run(None if is_another else out, options=options, command=command)
-    else:
-        second = stages.from_weights(folder).dry_run(out, options=options, command=command)
-    return Estimates({f"Pre-training ({stages.first.settings.fixed['task']})": first, "Then": second})
+    def run(self, out: Path, options: StudyOptions, command: str | None) -> AnswerOverData:
+        """Run the study of each data set, all of which are checked before the first one, and average over them."""
+        for name, study in self.studies.items():
+            with warnings.catch_warnings():  # which come again
+                warnings.simplefilter("ignore")
+                open_study(StudyFolder(out / slug(name)), study.settings, replace(options, progress=False))
+        answers: dict[str, Answer] = {}
+        file = out / "over_data.json"
+        if not file.exists():  # by which the studies know that they are one
+            out.mkdir(parents=True, exist_ok=True)
+            write_json(file, {"shown": []})
+        for name, study in self.studies.items():
+            say(options, f"{name}:")
+            answers[name] = study.run(out / slug(name), options=options, command=command)
+        over = over_studies(answer.path for answer in answers.values())
+        shown = [tuple(map(str, sets)) for sets in read_object(file).get("shown", ()) if isinstance(sets, list)]
+        found = AnswerOverData(answers, over, out, tuple(sets for sets in shown if {*sets} != {*self.studies}))
+        now = [tuple(self.studies)] * found.complete
+        write_json(file, {**over.to_dict(), "shown": [*dict.fromkeys([*shown, *now])]})
+        return found
+
+    def estimate(self, out: Path | None, options: StudyOptions, command: str | None) -> Estimates:
+        """Estimate the study of each data set without writing a file."""
+        return Estimates(
+            {
+                name: study.dry_run(out and out / slug(name), options=options, command=command)
+                for name, study in self.studies.items()
+            }
+        )

@@ -121,13 +121,15 @@ class Study:
             "positions": positions, "pretrain": pretrain, "pretrain_data": pretrain_data, "match": match,
             "budget": budget, "settings": settings, "images": images,
         }  # fmt: skip
-        self._stages: TwoStages | None = None
         self.settings: Settings
-        self._by_data, self._notes = self._split_by_data(), tuple[str, ...]()
-        if self._by_data:
-            of_first = next(iter(self._by_data.values()))
-            self.settings, self._notes = of_first.settings, of_first._notes
-            for study in self._by_data.values():
+        self._notes = tuple[str, ...]()
+        self._several: TwoStages | OverData | None = None
+        if studies := self._split_by_data():
+            from vitmods.study.stages import OverData
+
+            of_first = next(iter(studies.values()))
+            self.settings, self._notes, self._several = of_first.settings, of_first._notes, OverData(studies)
+            for study in studies.values():
                 study._notes = ()  # they are said once
             return
         self._notes = self._fill_in()
@@ -156,7 +158,7 @@ class Study:
             raise UserError("Base alone is trained in one way: leave out several bases, --sweep, --tune and --design.")
         self.settings = Settings(fixed, chosen_arms, chosen_seeds, **vars(settings), open=unset)
         check_settings(self.settings)
-        self._stages = self._two_stages(first) if first else None
+        self._several = self._two_stages(first) if first else None
 
     def _make_arms(self, trained: Mapping[str, Arm]) -> tuple[tuple[Arm, ...], Defaults | None]:
         """Make the arms, where `trained` are those of a folder of checkpoints. Also returns what fits the images, as
@@ -207,7 +209,7 @@ class Study:
                 arms = studies[name].settings.factors
         of_each = [study.settings for study in studies.values()]
         is_plain = all(each.is_plain and each.arms and not each.until_decided for each in of_each)
-        if not is_plain or any(study._stages for study in studies.values()):
+        if not is_plain or any(study._several for study in studies.values()):
             raise UserError(
                 "--sweep data=... runs a study without another sweep and without --pretrain on each data set, of arms "
                 "with a fixed number of seeds, without --design and --folds: give one --base, and instead of "
@@ -329,7 +331,7 @@ class Study:
     @property
     def data_sets(self) -> tuple[str, ...]:
         """The data sets of a sweep over data, each of which has a study; else empty."""
-        return tuple(self._by_data)
+        return tuple(getattr(self._several, "studies", ()))
 
     def __repr__(self) -> str:
         fixed = self.settings.fixed
@@ -371,10 +373,9 @@ class Study:
         """
         from vitmods.study.run import run_study
 
-        if self._stages:
-            from vitmods.study.stages import run_pretrained
-
-            return run_pretrained(self._stages, Path(out), self._of_stages(budget, options, overrides), command)
+        if self._several and not self.data_sets:
+            answer: Any = self._several.run(Path(out), self._of_several(budget, options, overrides), command)
+            return answer
         return run_study(*self._request(out, budget, options, overrides), command)
 
     def run_over_data(
@@ -384,11 +385,10 @@ class Study:
 
         All are checked before the first one trains. Arguments and errors are those of `run`.
         """
-        from vitmods.study.stages import run_over_data
-
-        if not self._by_data:
+        if not (self._several and self.data_sets):
             raise UserError('One data set is not averaged over: give sweep={"data": [...]}, or call run.')
-        return run_over_data(self._by_data, Path(out), self._of_stages(None, options, overrides), command)
+        over: Any = self._several.run(Path(out), self._of_several(None, options, overrides), command)
+        return over
 
     def confirm(
         self,
@@ -500,13 +500,9 @@ class Study:
         """
         from vitmods.study.run import dry_run
 
-        if self._by_data or self._stages:
-            from vitmods.study import stages
-
-            options, folder = self._of_stages(budget, options, overrides), Path(out) if out else None
-            if self._stages:
-                return stages.estimate_pretrained(self._stages, folder, options, command)
-            return stages.estimate_over_data(self._by_data, folder, options, command)
+        if self._several:
+            options = self._of_several(budget, options, overrides)
+            return self._several.estimate(Path(out) if out else None, options, command)
         return dry_run(*self._request(out or os.devnull, budget, options, overrides), command)
 
     def pilot(
@@ -536,12 +532,12 @@ class Study:
         from vitmods.study.run import Request
 
         options = override(options, overrides)
-        if self._by_data:
+        if self.data_sets:
             raise UserError(
                 "This is for a study of one data set, and --sweep data=... has several: name one of them (--data). In "
                 "Python, run_over_data runs the study of each."
             )
-        if self._stages:
+        if self._several:
             from vitmods.study.stages import PRETRAINING
             from vitmods.study.store import StudyFolder
 
@@ -555,7 +551,7 @@ class Study:
         request = Request(self.settings, limit, self._recipe_note, self._rungs)
         return request, Path(out), options
 
-    def _of_stages(
+    def _of_several(
         self, budget: str | int | Budget | None, options: StudyOptions, overrides: Mapping[str, Any]
     ) -> StudyOptions:
         """Return the options of a run of several tables. Raises UserError for a budget."""
@@ -563,8 +559,8 @@ class Study:
 
         options = override(options, overrides)
         if (budget, self._arguments["budget"]) != (None, None):
-            what = "--pretrain" if self._stages else "--sweep data=..."
-            raise UserError(f"{what} does not support --budget, which is of one table: set --seeds.")
+            assert self._several is not None
+            raise UserError(f"{self._several.option} does not support --budget, which is of one table: set --seeds.")
         options.check_here(cell.recipe.precision for cell in self.settings.cells)
         for line in self._notes:
             say(options, line)
