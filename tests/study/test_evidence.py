@@ -98,7 +98,11 @@ def test_what_a_study_confirmed_counts_instead_and_trained_weights_are_another_r
     found = evidence(tmp_path / "x")
     assert [one.study for one in found["dpn"].sets["digits"]] == [str(fresh)]
     assert [one.study for one in found["rms"].sets["digits"]] == [str(tmp_path / "x/screen")]
-    assert f"dpn in {tmp_path / 'x/screen'} is confirmed in it" in found.left_out
+    assert f"dpn in {tmp_path / 'x/screen'} was chosen in it to be confirmed" in found.left_out
+    killed = Path(shutil.copytree(tmp_path / "x", tmp_path / "killed"))
+    next((killed / "screen/confirm/dpn/trials/dpn").glob("*/result.json")).unlink()
+    with pytest.raises(KeyError):  # what chose it says too much of it, however far its confirmation is
+        evidence(killed)["dpn"]
     monkeypatch.chdir(tmp_path / "x/screen")
     shutil.copytree("confirm/dpn", "dpn")
     for place in (".", "dpn"):  # no folder above it is named

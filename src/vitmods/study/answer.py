@@ -383,7 +383,8 @@ def _without_spare(state: StudyState, taken: Sequence[Look]) -> list[Trial]:
     Returns them."""
     for trial in (spare := spare_trials(state, taken)):
         record = state.answered[trial]
-        state.answered[trial] = TrialRecord(record.arm, record.seed, "unfinished", record.folder, record.point)
+        place = record.folder, record.point, record.setting
+        state.answered[trial] = TrialRecord(record.arm, record.seed, "unfinished", *place)
     return spare
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len, set_cell_size
 
 from vitmods.data.sources import SOURCES
 from vitmods.stats.across import ALPHA, ENOUGH_SETS, Interval, OtherSets, across_studies, other_sets
@@ -190,7 +192,8 @@ class Evidence(Printed):
         return written
 
     def __repr__(self) -> str:
-        parts = [_aligned([_COLUMNS, *self._rows("{}", "  {}")]), textwrap.fill(self.caption, WIDTH)]
+        width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
+        parts = [_aligned([_COLUMNS, *self._rows("{}", "  {}")], width), textwrap.fill(self.caption, width)]
         return "\n\n".join([*parts, *([f"Left out: {'; '.join(self.left_out)}."] if self.left_out else [])])
 
     def _rows(self, of_change: str, of_set: str) -> Iterator[tuple[str, ...]]:
@@ -216,24 +219,24 @@ CLAIMS = (
     f"changes; {FURTHER}: what a study of the same kind measures there, its own error included. Both are for one look "
     "at data sets that were named before."
 )
-WIDTH = 80  # columns of the printed table
+NARROWEST, WIDEST = 60, 120  # columns of the printed table
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def _aligned(rows: Sequence[Sequence[str]], width: int) -> str:
     """Columns, of which the last one has several lines where it must, and headings across them."""
-    first, second = (max(len(row[i]) for row in rows if row[1]) + 2 for i in (0, 1))
-    room, lines = max(WIDTH - first - second, 24), list[str]()
+    first, second = (max(cell_len(row[i]) for row in rows if row[1]) + 2 for i in (0, 1))
+    room, lines = max(width - first - second, 24), list[str]()
     for name, shown, about in rows:
         if not shown:
-            lines += textwrap.wrap(f"{name}: {about}" if about else name, WIDTH, subsequent_indent="    ")
+            lines += textwrap.wrap(f"{name}: {about}" if about else name, width, subsequent_indent="    ")
             continue
-        start = f"{name:{first}}{shown:{second}}"
+        start = set_cell_size(name, first) + set_cell_size(shown, second)
         if ", " in about:  # a line ends after a comma, and after a study
             about = ", ".join(part.replace(" ", "\xa0") for part in about.split(", "))
         for each in about.split(";\xa0"):
             for line in textwrap.wrap(each, room, break_long_words=False):
                 lines.append((start + line).replace("\xa0", " "))
-                start = " " * len(start)
+                start = " " * (first + second)
     return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
 
 
@@ -254,6 +257,7 @@ def evidence(folders: str | Path | Iterable[str | Path]) -> Evidence:
     findings: list[Finding] = []
     left_out: list[str] = []
     answers: dict[Path, Answer] = {}
+    confirmed: set[tuple[Path | None, str]] = set()
     for path in dict.fromkeys(path for folder in given for path in _studies(folder)):
         try:
             answer = Answer.load(path)
@@ -264,24 +268,21 @@ def evidence(folders: str | Path | Iterable[str | Path]) -> Evidence:
         if lost := {"spec", "fingerprint", "name", "splits"} - answer.data.keys():
             left_out.append(f"{named(path)} cannot be read (study.json lacks {listing(sorted(lost))} of its data)")
             continue
+        if (above := StudyFolder(path).confirmed_study) is not None:  # of the arm that was chosen, finished or not
+            confirmed |= {(above, name) for name in answer.settings["arms"]}
         if not answer.complete:
             left_out.append(f"{named(path)} is not finished")
             continue
         if not answer.headline.effects:
             left_out.append(f"{named(path)} has base alone")
         answers[path] = answer
-    confirmed = {
-        (StudyFolder(path).confirmed_study, name)
-        for path, answer in answers.items()
-        for name in answer.headline.effects
-    }
     for path, data in _names_of_sets(answers).items():
         answer = answers[path]
         if not all(effect.base_learned for effect in answer.headline.effects.values()):
             left_out.append(f"base has not learned in {named(path)}")
             continue
         for name, effect in answer.headline.effects.items():
-            if why := "is confirmed in it" if (path, name) in confirmed else _why_not(effect):
+            if why := "was chosen in it to be confirmed" if (path, name) in confirmed else _why_not(effect):
                 left_out.append(f"{name} in {named(path)} {why}")
                 continue
             try:
