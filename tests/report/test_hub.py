@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import types
 
 import pytest
@@ -180,6 +181,29 @@ def test_a_card_without_a_study_says_so(study, tmp_path, capsys):
     for options in (["--to", "hub", "--batch", "2"], ["--to", "onnx", "--push", "me/x"]):
         assert main(["export", str(trial), *options]) == 2
         assert "leave it out" in capsys.readouterr().err
+
+
+def test_folders_repositories_and_studies_that_do_not_fit_are_named(study, tmp_path, monkeypatch):
+    from huggingface_hub.errors import HFValidationError
+
+    def refuse(*args, **given):
+        raise HFValidationError("no such name")
+
+    trial = study / "trials" / "dpn" / "seed0"
+    moved = shutil.copytree(trial, tmp_path / "moved")
+    config = json.loads((moved / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps({**config, "arm": "other"}))
+    with pytest.raises(UserError, match="is not a trial of the study"):
+        vm.save_pretrained(moved, tmp_path / "out", study=study)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/README.md").write_text("Mine.")
+    with pytest.raises(UserError, match="is not a card of vitmods"):
+        vm.save_pretrained(trial, tmp_path / "mine")
+    with pytest.raises(UserError, match="without revisions"):
+        vm.from_pretrained(trial, revision="v1")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(UserError, match=r"Neither a local folder nor a repository on the Hub: a/b \(no such name\)"):
+        vm.from_pretrained("a/b")
 
 
 def test_timm_is_named_exactly_where_it_can_express_the_model():

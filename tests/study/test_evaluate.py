@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from vitmods.evals import Options
 from vitmods.report.evaluation import draw_evaluation
 from vitmods.report.tables import print_evaluation
 from vitmods.study.checkpoints import Checkpoint
-from vitmods.study.evaluate import evaluate, over_seeds
+from vitmods.study.evaluate import evaluate, over_seeds, temperature_of
 from vitmods.util.errors import UserError
 
 ON_VAL = Options(temperature="val")
@@ -160,6 +161,27 @@ CORRUPTED = {
     "severities": [1, 3, 5],
     "errors": {"fog": [0.2, 0.4, 0.8], "jpeg_compression": [0.2, 0.25, 0.3]},
 }
+
+
+def test_what_has_no_temperature_is_named(seeds, tmp_path):
+    trial = Checkpoint.open(str(seeds / "seed0"))
+    without = {name: value for name, value in trial.settings.items() if name != "data"}
+    for settings, message in (
+        (without, "does not say which images it was trained on"),
+        ({**trial.settings, "val_fraction": 0.0}, "do not have a split val"),
+    ):
+        with pytest.raises(UserError, match=message):
+            temperature_of(replace(trial, settings=settings))
+
+
+def test_the_shell_names_a_file_of_another_kind_and_what_is_not_drawn(seeds, tmp_path, refused, said):
+    assert "end the name with .json" in refused(f"evaluate {seeds / 'seed0'} --out {tmp_path}/scores.csv")
+    shutil.copytree(seeds / "seed0", tmp_path / "other")
+    config = json.loads((tmp_path / "other/config.json").read_text())
+    (tmp_path / "other/config.json").write_text(json.dumps({**config, "arm": "dpn"}))
+    printed = said(f"evaluate {seeds / 'seed0'} {tmp_path / 'other'} --figures {tmp_path}/drawn --device cpu").err
+    assert "the mean is over checkpoints of different names (base, dpn)" in printed
+    assert "no figures: top1 has none" in printed
 
 
 def test_figures_are_drawn(found, tmp_path):

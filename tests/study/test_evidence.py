@@ -172,6 +172,23 @@ def test_three_data_sets_make_a_claim_and_studies_of_one_count_once():
     assert worse["dpn"].verdict == Verdict.HURTS
 
 
+def test_what_holds_no_study_is_named_and_what_cannot_be_read_is_left_out(runs, tmp_path):
+    with pytest.raises(UserError, match="each a path, not 3"):
+        evidence([3])
+    with pytest.raises(UserError, match="is not a folder"):
+        evidence(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="has no study, and neither have the folders in it"):
+        evidence(tmp_path)
+    shutil.copytree(runs / "digits", tmp_path / "sound")
+    shutil.copytree(runs / "digits", lacking := tmp_path / "lacking")
+    stored = json.loads((lacking / "study.json").read_text())
+    del stored["data"]["name"]
+    (lacking / "study.json").write_text(json.dumps(stored))
+    found = evidence(tmp_path)
+    assert found["dpn"].studies == 1
+    assert any("lacking cannot be read" in reason for reason in found.left_out), found.left_out
+
+
 def test_the_intervals_of_several_changes_hold_together():
     one = [finding(data, effect, 0.4) for data, effect in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
     two = [finding(data, effect, 0.4, "rms") for data, effect in (("a", 1.0), ("b", 2.0), ("c", 3.0))]

@@ -125,6 +125,19 @@ def test_an_image_that_cannot_be_read(trial, images, tmp_path):
         vm.predict(trial, tmp_path, unreadable="skip")
 
 
+@pytest.mark.parametrize(("options", "words"), [
+    ({"top": 0}, "numbers from 1 on"),
+    ({"batch_size": 0}, "numbers from 1 on"),
+    ({"unreadable": "ignore"}, 'must be "stop" or "skip"'),
+    ({"draw": "drawn"}, "does not draw predictions"),
+    ({"annotations": "found"}, "does not write annotations"),
+    ({"images": []}, "Name at least one image"),
+])  # fmt: skip
+def test_options_that_cannot_be_are_refused(trial, images, options, words):
+    with pytest.raises(UserError, match=words):
+        vm.predict(trial, **{"images": images, **options})
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "given", "words"),
     [
