@@ -156,7 +156,7 @@ def test_failures_and_doubts_stand_before_the_numbers(study, page, synthetic):
     assert {arm.name for arm in few_seeds.arms} == set(re.split(", | and ", caveat.partition(":")[0]))
     first, second = (answer := synthetic.make_answer("study", arms=2)).arms
     left_out = synthetic.changed(answer, arms=(first, dataclasses.replace(second, effect=None)))
-    assert caveats(left_out) == ["dpn(after=false) has no verdict: a trial of it failed."]
+    assert caveats(left_out) == ["dpn(after=false) has no verdict: a trial of it failed or is damaged."]
     assert "that arm and base share" not in common_claim(answer)
     fewer = dataclasses.replace(first, effect=dataclasses.replace(first.effect, n=3, base_n=3, base_mean=71.234))
     claim = common_claim(synthetic.changed(answer, arms=(fewer, second)))

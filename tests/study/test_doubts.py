@@ -197,7 +197,7 @@ def test_parallel_branches_of_a_shallow_model_are_advised_against(record):
     assert not vm.DualPatchNorm().advice(vm.ViTConfig.from_name("Ti/16"))
     assert advice.startswith("Arm parallel: its paper has gains in deep models")
     (renamed,) = record(["p=parallel"])
-    assert renamed.startswith("Arm p, parallel: its paper has gains in deep models")
+    assert renamed.startswith("Arm p (for parallel): its paper has gains in deep models")
     assert advice.endswith("Here are 2 blocks of width 32.")
     change = vm.Parallel()
     advised = {name: bool(change.advice(vm.ViTConfig.from_name(name))) for name in ("S12x2/16", "B12x2/16", "S18x2/16")}
