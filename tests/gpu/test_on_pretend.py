@@ -15,6 +15,7 @@ import vitmods as vm
 from vitmods import bench
 from vitmods.cli import main
 from vitmods.evals import PROTOCOLS
+from vitmods.improvement import improve as improving
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.tasks.base import TASKS
 from vitmods.train.interrupt import Interrupted
@@ -123,6 +124,27 @@ def test_every_protocol_evaluates(name, study, sets, gpu, tmp_path, capsys):
         folder = tmp_path / result.trials[0].folder
     assert main(["evaluate", str(folder), "--protocol", name, "--device", "cuda", *OPTIONS.get(name, [])]) == 0
     assert capsys.readouterr().out
+
+
+def test_improve_screens_confirms_and_trains_on_a_gpu(sets, gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(improving, "SCREEN_SEEDS", 2)
+    monkeypatch.setattr(improving, "CONFIRM_SEEDS", 2)
+    monkeypatch.setattr(improving, "best_of", lambda answer, study: study.settings.factors[0])
+    for name in ("has_learned", "is_decided"):  # of trials of two steps
+        monkeypatch.setattr(improving.Improvement, name, True)
+    recipe = Recipe().with_(**SMALL)
+    found = vm.improve(
+        sets["class"], tmp_path / "out", base="mu1/4", candidates=["dpn", "norm(kind=rms)"], recipe=recipe,
+        images=vm.study.ImageOptions(img_size=16), **MACHINE,
+    )  # fmt: skip
+    assert found.complete
+    trials = [path.with_name("config.json") for path in found.path.glob("**/result.json")]
+    places = [json.loads(path.read_text())["environment"]["device"] for path in trials]
+    assert len(places) == 4 * 2 + 2 * 2 + 1
+    assert len(set(places)) == 1
+    assert "cpu" not in places
+    (row, *_) = vm.predict(found.model, sets["class"])
+    assert row["predicted"] in (["cat"], ["dog"])
 
 
 @pytest.mark.parametrize(
