@@ -15,7 +15,7 @@ from vitmods.cli import main
 from vitmods.stats.across import across_studies, other_sets
 from vitmods.stats.verdict import Verdict
 from vitmods.study import Answer
-from vitmods.study.evidence import FURTHER, LIKE_THESE, Finding, evidence, together
+from vitmods.study.evidence import FURTHER, LIKE_THESE, Finding, _finding, evidence, together
 from vitmods.study.questions import Question
 from vitmods.util.errors import UserError
 
@@ -170,6 +170,17 @@ def test_three_data_sets_make_a_claim_and_studies_of_one_count_once():
     assert found.to_markdown().splitlines()[8].startswith("| **rms (top-1)** |")
     worse = together([finding(data, *pair, higher=False) for data, several in pairs.items() for pair in several])
     assert worse["dpn"].verdict == Verdict.HURTS
+
+
+def test_a_sweep_over_the_number_of_images_names_all_of_them(runs, tmp_path):
+    shutil.copytree(runs / "digits", tmp_path / "sweep")
+    answer = Answer.load(tmp_path / "sweep")
+    count = answer.data["splits"]["train"]["count"]
+    answer.settings["sweep"] = {"limit_train": [20, 0.5, None]}
+    found = _finding(answer.path, "dpn", "digits", answer, answer.effects["dpn"])
+    assert found.design == f"average over limit_train 20, {round(count / 2):,} or {count:,}"
+    answer.settings["sweep"] = {"limit_train": [10, 20]}
+    assert _finding(answer.path, "dpn", "digits", answer, answer.effects["dpn"]).images == 20
 
 
 def test_what_holds_no_study_is_named_and_what_cannot_be_read_is_left_out(runs, tmp_path):

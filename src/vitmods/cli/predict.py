@@ -71,6 +71,8 @@ def main(arguments: Sequence[str]) -> int:
     ending = options.out.suffix.lower().lstrip(".") if options.out is not None else ""
     if options.format is None and ending not in ("", "csv", "txt", "json"):
         raise UserError(f"{options.out}: predictions are written as .csv or .json; for another ending name the format.")
+    if options.format == "table" and options.out is not None:
+        raise UserError("--format table is for the terminal: a file is csv or json.")
     if options.out is not None:
         make_folder(options.out.parent)
     predictions = predict(
@@ -80,8 +82,6 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     # arrays of pixels are not text
     predictions = [{key: value for key, value in row.items() if not hasattr(value, "dtype")} for row in predictions]
-    if options.format == "table" and options.out is not None:
-        raise UserError("--format table is for the terminal: a file is csv or json.")
     usual = "table" if options.out is None and sys.stdout.isatty() else "csv"
     kind = options.format or ("json" if ending == "json" else usual)
     if kind == "table" and options.out is None:

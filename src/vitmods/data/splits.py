@@ -414,12 +414,10 @@ def count_training(source: Source, options: SplitOptions) -> int:
         images = sum(row["split"] == "train" for row in read_columns(options.split_file, ("image", "split")))
     else:
         fractions = _fractions(splits, options)
-        for name in sorted(fractions, reverse=True):
+        for name in sorted(fractions, reverse=True):  # val first: in floats the order may decide an image
             images -= fractions[name] * train
         images -= (options.limit_val or 0) if "val" not in splits else 0
-    if (most := options.limit_train) is not None:
-        images = min(images, most * images if isinstance(most, float) and most <= 1 else most)
-    return int(max(images, 0))
+    return limited(options.limit_train, int(max(images, 0)))
 
 
 def _train_groups(source: Source, group_by: str | Path | None, cache_dir: Path | None) -> Groups:
@@ -491,12 +489,18 @@ def limit(records: Records, count: float | None, seed: int) -> Records:
     """At most `count` images, or such a fraction of them (a float up to 1), chosen by split seed and name: classes in
     proportion (largest remainders), but one of each class as long as there are as many images as classes."""
     _check_limit(count)
-    if isinstance(count, float) and 0 < count <= 1:
-        count = round(count * len(records))
-        _check_limit(count)
-    if count is None or count >= len(records):
+    kept = limited(count, len(records))
+    if kept == len(records):
         return records
-    return records.take(_drawn(records, int(count), seed, "limit", spare=0))
+    _check_limit(kept)  # of a fraction
+    return records.take(_drawn(records, kept, seed, "limit", spare=0))
+
+
+def limited(most: float | None, images: int) -> int:
+    """How many of so many images are left: at most a number of them, or a fraction (a float up to 1)."""
+    if most is None:
+        return images
+    return min(images, round(most * images) if isinstance(most, float) and most <= 1 else int(most))
 
 
 def take_out(records: Records, count: int, seed: int, groups: Groups = None) -> tuple[Records, Records]:

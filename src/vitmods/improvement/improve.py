@@ -165,7 +165,7 @@ class Improvement(Printed):
         assert self.confirmed.base_mean is not None
         if not self.arm:
             effects = self.screen.headline.effects.items()
-            lost = [name for name, effect in effects if effect.failures > effect.base_failures and not effect.gain > 0]
+            lost = [name for name, effect in effects if effect.fails_more and not effect.gain > 0]
             failed = f" Trials with {listing(lost)} failed." if lost else ""
             kept = f"on val none of {plural(len(self.candidates), 'candidate')} looks better"
             reached = f"{metric.shown(self.confirmed.base_mean)} {metric.title} on test"

@@ -66,7 +66,7 @@ def next_steps(answer: Answer) -> list[Step]:
         rate = "it may need another learning rate. Tune the rate of base and arms alike (--tune lr=...)"
         steps.append(Step(f"{answer.base.name} has not learned where {arm.name} has: {rate} in a new folder."))
     for failing, effect in ranked(answer):
-        if effect.failures > effect.base_failures:
+        if effect.fails_more:
             failed = f"{plural(effect.failures, 'trial')} failed, base {effect.base_failures}"
             remedy = "try a lower learning rate or a longer warm-up for both"
             steps.append(Step(f"{failing.name}: {failed}. Before dropping it, {remedy}."))
@@ -172,7 +172,7 @@ def _combination(answer: Answer) -> Iterator[Step]:
         helps = all(effect.verdict == Verdict.HELPS for effect in fresh.effects.values())
         yield Step(f"{fresh_text(fresh)}{points(answer.metric)}: {f'use {best}' if helps else f'keep {base}'}.")
     for effect in ranked_effects(answer):
-        if effect.failures > effect.base_failures:
+        if effect.fails_more:
             yield Step(f"{effect.arm}: runs with it failed ({effect.failures}). Compare it by itself.")
     for effect in ranked_effects(answer):
         if expected := question.forecast(effect):

@@ -29,6 +29,7 @@ from vitmods.util.text import plural, single_line
 
 STYLES = {Verdict.HELPS: "bold green", Verdict.HURTS: "bold red", Verdict.UNSTABLE: "red", Verdict.OPEN: "dim"}
 WIDE, NAME = 110, 12  # columns: from when on there are more, and for names at least
+MOST_NUMBERS = 9  # columns beside the effect
 WARNING_LINES = 4  # of all warnings together, unless the first one has more
 PLAIN = str.maketrans({"▲": "^", "▼": "v", "≥": ">", "≤": "<", "±": "+", "−": "-", "×": "x", "–": "-", "─": "-"})
 
@@ -60,7 +61,8 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
     parts += [Text(line, style="yellow") for line in _warnings(words.caveats(answer), width)]
     for name, question in answer.questions.items():
         if question.is_shown and not question.is_folded:
-            parts += [Text(), _fitting([_table(answer, name, wide, columns) for columns in range(9, -1, -1)], width)]
+            counts = range(MOST_NUMBERS, -1, -1)
+            parts += [Text(), _fitting((_table(answer, name, wide, count) for count in counts), width)]
     parts += [Text(), Text(single_line(" ".join(_legend(answer))), style="dim")]
     for text in filter(None, (words.tuned_text(answer), words.shared_text(answer))):
         parts.append(Text(single_line(text), style="dim"))

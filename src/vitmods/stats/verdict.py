@@ -109,6 +109,11 @@ class Effect:
         return self.effect if self.higher_is_better else -self.effect
 
     @property
+    def fails_more(self) -> bool:
+        """Whether more trials of the arm failed than of base."""
+        return self.failures > self.base_failures
+
+    @property
     def expects(self) -> str:
         """`about +1.1`, the effect to expect of an arm that helps; else empty."""
         is_shown = self.verdict == Verdict.HELPS and not self.provisional and math.isfinite(self.expected)

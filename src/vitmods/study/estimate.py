@@ -109,6 +109,7 @@ class Estimate(Printed):
     instead:      other designs that would find more
     reused:       study -> how many of the trials it has finished; saved_s: the seconds that this saves
     not_reused:   for an arm, the setting in which the nearest finished trial differs
+    measures_costs: whether costs are measured after the trials
     frozen:       setting -> what the trained weights that base starts from reach without training
     """
 

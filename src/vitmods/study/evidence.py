@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 
 from vitmods.data.sources import SOURCES
+from vitmods.data.splits import limited
 from vitmods.stats.across import ALPHA, ENOUGH_SETS, Interval, OtherSets, across_studies, other_sets
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import FRACTION, Effect, Verdict, verdict_of
@@ -378,14 +379,17 @@ def _finding(path: Path, name: str, data: str, answer: Answer, effect: Effect) -
     change = (shown_by and shown_by[1]) or Arm.from_identity(name, answer.settings["arms"][name]).text or BASE
     change += ", from trained weights" * bool(answer.settings.get("start"))
     sweep = answer.settings.get("sweep", {})
-    others = [name for name in sweep if name not in ("base", "epochs", "steps")]
+    of_train = answer.data["splits"]["train"]["count"]
+    sizes = [limited(most, of_train) for most in sweep.get("limit_train", [None])]
+    others = [
+        f"{name} {listing([f'{size:,}' for size in sizes], 'or')}" if name == "limit_train" else name
+        for name in sweep
+        if name not in ("base", "epochs", "steps")
+    ]
     design = answer.settings.get("design", {}).get("kind", "") or f"average over {listing(others)}" * bool(others)
-    limits = [limit for limit in sweep.get("limit_train", ()) if limit is not None]
-    if limits:
-        design += f" of {listing([f'{limit:g}' for limit in limits], 'or')}"
     return Finding(
         change, answer.metric.title, effect.shown_unit, effect.higher_is_better, effect.margin, str(path), data,
-        answer.data["splits"]["train"]["count"],
+        max(sizes),
         listing(answer.bases),
         effect.n, effect.effect, *effect.interval,
         pixels=f"{' x '.join(dict.fromkeys(map(str, answer.settings['img_size'])))} px", length=answer.length,

@@ -252,6 +252,8 @@ def _holder(folder: Path) -> tuple[Path, str] | None:
     if confirmed := StudyFolder(folder).confirmed_study:
         return confirmed, "confirm"
     above = folder.parent
+    if above == folder:
+        return None
     if folder.name == "screen" and (above / "improve.json").is_file():
         return above, "screen"
     return (above, "") if (above / "over_data.json").is_file() else None
